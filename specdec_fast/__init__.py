@@ -1,0 +1,31 @@
+"""Batch speculative decoding for Hugging Face causal LMs, correct row by row."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .drafters import ModelDrafter as ModelDrafter
+    from .drafters import NgramDrafter as NgramDrafter
+    from .drafters import SelfDrafter as SelfDrafter
+    from .eqspec import EQSpec as EQSpec
+    from .result import GenerationResult as GenerationResult
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "EQSpec": "eqspec",
+    "GenerationResult": "result",
+    "ModelDrafter": "drafters",
+    "NgramDrafter": "drafters",
+    "SelfDrafter": "drafters",
+}
+__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+
+
+def __getattr__(name: str):
+    # lazy, so that the operators can be imported without transformers
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,142 @@
+"""The one place that knows how transformers models and versions differ (5.17 to 5.24)."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from .errors import UnsupportedModelError
+
+_ATTENTION = ("sdpa", "eager")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class ModelTraits:
+    """What a decoder must know to call a model.
+
+    Attributes:
+        cache_argument: name of the forward argument that takes the cache.
+        logits_to_keep: whether forward can skip logits nobody reads.
+        windows: sliding window of each kind of attention mask the model takes, None for full attention.
+        mask_per_kind: the model takes a dict of masks, one per kind, instead of one mask.
+        max_position: largest position ID the model was made for.
+    """
+
+    cache_argument: str
+    logits_to_keep: bool
+    windows: dict[str, int | None]
+    mask_per_kind: bool
+    max_position: int
+
+
+def text_config(model: PreTrainedModel):
+    return model.config.get_text_config(decoder=True)
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Name of the forward argument that takes the cache: ``cache`` from 5.24 on, ``past_key_values`` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def model_traits(model: PreTrainedModel) -> ModelTraits:
+    """Read a model's traits, or raise :class:`UnsupportedModelError` naming why it cannot be served."""
+    _refuse_unsupported(model)
+    parameters = inspect.signature(model.forward).parameters
+    config = text_config(model)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    if "sliding_attention" in kinds:
+        windows: dict[str, int | None] = {kind: window if kind == "sliding_attention" else None for kind in _LAYER_TYPES}
+    elif kinds:
+        windows = {"full_attention": None}
+    else:
+        windows = {"full_attention": window}
+    return ModelTraits(
+        cache_argument=cache_argument(model),
+        logits_to_keep="logits_to_keep" in parameters,
+        windows=windows,
+        mask_per_kind=len(windows) > 1,
+        max_position=(getattr(config, "max_position_embeddings", None) or 2**31) - 1,
+    )
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    config = text_config(model)
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
+    if not model.can_generate():
+        raise UnsupportedModelError(f"{name} cannot generate; load it with AutoModelForCausalLM")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} keeps a recurrent or state-space state, which cannot be rolled back row by row when drafts are "
+            "rejected; only attention layers are supported"
+        )
+    other = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
+    if other:
+        raise UnsupportedModelError(
+            f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
+        )
+    attention = config._attn_implementation
+    if attention not in _ATTENTION:
+        raise UnsupportedModelError(
+            f"{name} uses attn_implementation={attention!r}, which takes no 4D mask; "
+            f"call model.set_attn_implementation with one of {', '.join(_ATTENTION)}"
+        )
+
+
+def call(model: PreTrainedModel, traits: ModelTraits, cache, input_ids, position_ids, masks, keep: int) -> torch.Tensor:
+    """Forward pass over ``input_ids`` ``[B, Q]``; returns the logits of the last ``keep`` columns."""
+    extra = {"logits_to_keep": keep} if traits.logits_to_keep else {}
+    output = model(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention_mask=masks if traits.mask_per_kind else next(iter(masks.values())),
+        use_cache=True,
+        **{traits.cache_argument: cache},
+        **extra,
+    )
+    return output.logits[:, -keep:]
+
+
+def one_shot_logits(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
+    """The model's own logits ``[N, V]`` of one row of N tokens, in one forward without a cache."""
+    return model(input_ids=text[None], use_cache=False).logits[0]
+
+
+def incremental_logits(model: PreTrainedModel, text: torch.Tensor, prefix: int) -> torch.Tensor:
+    """The same ``[N, V]`` through the model's own cache: ``prefix`` tokens first, the rest after them."""
+    cache = {cache_argument(model): DynamicCache(config=model.config)}
+    parts = text.split([prefix, len(text) - prefix])
+    return torch.cat([model(input_ids=ids[None], use_cache=True, **cache).logits[0] for ids in parts])
+
+
+def rope_depends_on_batch(model: PreTrainedModel) -> bool:
+    """Dynamic and longrope scaling read the largest position of the batch, so a batch differs from single rows."""
+    scaling = getattr(text_config(model), "rope_parameters", None) or {}
+    kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
+    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+
+
+def eos_ids(model: PreTrainedModel, eos_token_id: int | list[int] | None) -> list[int]:
+    """EOS ids as a list; ``None`` means the model's generation config."""
+    if eos_token_id is None:
+        eos_token_id = model.generation_config.eos_token_id
+    if eos_token_id is None:
+        return []
+    return [int(i) for i in eos_token_id] if isinstance(eos_token_id, (list, tuple)) else [int(eos_token_id)]
+
+
+def pad_id(model: PreTrainedModel, pad_token_id: int | None, stop_ids: list[int]) -> int:
+    """The pad id to write after a row's end: the given one, the model's, an EOS id, or 0."""
+    if pad_token_id is None:
+        pad_token_id = model.generation_config.pad_token_id
+    if pad_token_id is None:
+        pad_token_id = stop_ids[0] if stop_ids else 0
+    return int(pad_token_id)

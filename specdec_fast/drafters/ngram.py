@@ -1,0 +1,64 @@
+"""Prompt lookup: drafts copied from the row's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import InputError
+from ..padded import PaddedBatch
+from .base import Drafter, Drafts
+
+
+class NgramDrafter(Drafter):
+    """Continues the latest earlier occurrence of a row's last n tokens; longest n first. Needs no model.
+
+    A row without a match drafts nothing and takes part in the round with its bonus token alone. A match close to the
+    end of the text is continued periodically.
+
+    Args:
+        max_ngram: longest n tried.
+        min_ngram: shortest n tried.
+    """
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1):
+        if not 1 <= min_ngram <= max_ngram:
+            raise InputError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: need 1 <= min_ngram <= max_ngram")
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self._indexes: dict[int, _NgramIndex] = {}
+
+    def begin(self, batch: PaddedBatch, longest: int) -> None:
+        self._indexes = {}
+
+    def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
+        found = []
+        for (row, tokens), limit in zip(texts, limits, strict=True):
+            index = self._indexes.setdefault(row, _NgramIndex(self.sizes))
+            found.append(index.continuation(tokens, limit))
+        width = max(map(len, found))
+        ids = torch.tensor([draft + [0] * (width - len(draft)) for draft in found], dtype=torch.int64)
+        return Drafts(ids.to(batch.tokens.device), [len(draft) for draft in found])
+
+
+class _NgramIndex:
+    """Where each n-gram of a growing text was last continued."""
+
+    def __init__(self, sizes: range):
+        self.sizes = sizes
+        self.next_of: dict[tuple[int, ...], int] = {}
+        self.seen = 0
+
+    def continuation(self, tokens: list[int], limit: int) -> list[int]:
+        # the n-gram that ends the text is looked up before it is indexed, or it would match itself
+        for end in range(self.seen + 1, len(tokens)):
+            for n in self.sizes:
+                if n <= end:
+                    self.next_of[tuple(tokens[end - n : end])] = end
+        self.seen = len(tokens) - 1
+        for n in self.sizes:
+            start = self.next_of.get(tuple(tokens[-n:])) if n <= len(tokens) else None
+            if start is not None:
+                period = len(tokens) - start
+                return [tokens[start + i % period] for i in range(limit)]
+        return []

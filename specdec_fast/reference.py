@@ -1,0 +1,130 @@
+"""Pure PyTorch definition of a padded round's commit; every kernel is tested against it.
+
+Symbols are those of "Correctness Forensics for Batch Speculative Decoding" (arXiv 2510.22876): B rows, K drafts
+a round. Row b holds content in columns ``[start_b, end)``; its newest token, at ``end - 1``, has no KV before the
+next verify. No function here reads a tensor back to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def accept_greedy(draft_ids: Tensor, target_ids: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+    """Accept the longest prefix of the drafts that equals the target's own choice (paper, section 3).
+
+    Args:
+        draft_ids: ``[B, K]`` int64.
+        target_ids: ``[B, K + 1]`` int64, the target's argmax after the last committed token and after each draft.
+        limit: ``[B]`` int64, drafts of each row that may be accepted, 0..K.
+
+    Returns:
+        ``n_accepted`` ``[B]`` and ``bonus`` ``[B]``: the target's token after the accepted prefix.
+    """
+    num_drafts = draft_ids.shape[1]
+    position = torch.arange(num_drafts, device=draft_ids.device)
+    matches = (draft_ids == target_ids[:, :num_drafts]) & (position < limit[:, None])
+    n_accepted = matches.long().cumprod(1).sum(1)
+    return n_accepted, target_ids.gather(1, n_accepted[:, None])[:, 0]
+
+
+def committed_tokens(draft_ids: Tensor, n_accepted: Tensor, bonus: Tensor) -> Tensor:
+    """Accepted drafts, then the bonus token, then zeros: ``[B, K + 1]`` int64."""
+    position = torch.arange(draft_ids.shape[1] + 1, device=draft_ids.device)
+    drafts = torch.nn.functional.pad(draft_ids, (0, 1))
+    tokens = torch.where(position < n_accepted[:, None], drafts, torch.zeros_like(drafts))
+    return torch.where(position == n_accepted[:, None], bonus[:, None], tokens)
+
+
+def finished_rows(committed: Tensor, n_accepted: Tensor, length: Tensor, max_length: Tensor, stop_ids: Tensor) -> Tensor:
+    """Rows whose committed tokens hold a stop id or reach ``max_length``: ``[B]`` bool.
+
+    Only committed tokens are looked at, so a stop id inside the prompt ends nothing.
+    """
+    position = torch.arange(committed.shape[1], device=committed.device)
+    stops = torch.isin(committed, stop_ids) & (position <= n_accepted[:, None])
+    return stops.any(1) | (length + n_accepted + 1 >= max_length)
+
+
+def plan_realign(
+    start: Tensor, end: Tensor, n_accepted: Tensor, finished: Tensor, num_drafts: int
+) -> tuple[Tensor, Tensor]:
+    """Choose the shared ``end'`` that moves the fewest KV columns.
+
+    Candidates leave in place the rows that accepted ``n`` drafts, for n in 0..K; a row may move left only into its
+    own padding (``start' >= 0``). Ties take the smallest ``end'``. Finished rows have no say and do not move.
+
+    Args:
+        start: ``[B]`` int64.
+        end: ``[]`` int64, before the round.
+        n_accepted: ``[B]`` int64.
+        finished: ``[B]`` bool.
+        num_drafts: K.
+
+    Returns:
+        ``new_end`` ``[]`` and ``shift`` ``[B]``, int64.
+    """
+    candidate = torch.arange(num_drafts + 1, device=start.device)
+    active = ~finished
+    in_place = (n_accepted[:, None] == candidate) & active[:, None]
+    columns_kept = (in_place * (end + n_accepted - start)[:, None]).sum(0)
+    smallest = torch.where(active, n_accepted - start, torch.zeros_like(start)).amax()
+    columns_kept = torch.where(candidate >= smallest, columns_kept, torch.full_like(columns_kept, -1))
+    # argmax names no winner among equals, so the candidate itself breaks the tie
+    best = (columns_kept * (num_drafts + 1) + (num_drafts - candidate)).argmax()
+    shift = torch.where(active, best - n_accepted, torch.zeros_like(n_accepted))
+    return end + best + 1, shift
+
+
+def realign_(tensors: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
+    """Move columns ``[start_b, start_b + num_columns_b)`` of row b by ``shift_b``, in place.
+
+    Columns that nothing moves onto keep their bytes.
+
+    Args:
+        tensors: ``[B, H, C, D]`` each; H, C and D may differ.
+        start, num_columns, shift: ``[B]`` int64. Every target column must lie in ``[0, C)``.
+    """
+    for x in tensors:
+        batch, heads, capacity, _ = x.shape
+        column = torch.arange(capacity, device=x.device)
+        source = column - shift[:, None]
+        moved = (source >= start[:, None]) & (source < (start + num_columns)[:, None])
+        source = torch.where(moved, source, column)
+        row = torch.arange(batch, device=x.device)[:, None, None]
+        head = torch.arange(heads, device=x.device)[None, :, None]
+        x.copy_(x[row, head, source[:, None]])
+
+
+def position_ids(start: Tensor, first_query: int, num_queries: int, max_position: int) -> Tensor:
+    """Position IDs of the queries in columns ``[first_query, first_query + num_queries)``: ``[B, Q]`` int64.
+
+    Padding columns get 0; drafts beyond what their row may accept are held at ``max_position``.
+    """
+    column = torch.arange(first_query, first_query + num_queries, device=start.device)
+    return (column - start[:, None]).clamp_(0, max_position)
+
+
+def attention_mask(
+    start: Tensor,
+    first_query: int,
+    num_queries: int,
+    first_column: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Tensor:
+    """Additive mask ``[B, 1, Q, first_query + num_queries - first_column]``: 0 where a query sees, else the minimum.
+
+    Query column q of row b sees ``start_b <= j <= q`` and, with a sliding window, ``q - j < window``. A query in
+    the padding sees itself alone, so that no softmax runs over nothing.
+    """
+    query = torch.arange(first_query, first_query + num_queries, device=start.device)[:, None]
+    column = torch.arange(first_column, first_query + num_queries, device=start.device)
+    band = column <= query
+    if window is not None:
+        band = band & (query - column < window)
+    visible = (band & (column >= start[:, None, None])) | (column == query)
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[:, None]

@@ -1,0 +1,113 @@
+"""What a decoder returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+FinishReason = Literal["eos", "length"]
+STAGES = ("draft", "verify", "accept", "commit")
+
+
+@dataclass
+class RowResult:
+    """One finished row.
+
+    Attributes:
+        index: row of ``input_ids``.
+        prompt_length: real prompt tokens, padding excluded.
+        token_ids: new tokens; the EOS that ended the row is included.
+        finish_reason: ``"eos"`` or ``"length"``.
+        rounds: verify calls this row took part in.
+        drafted: draft tokens the target verified for this row.
+        accepted: draft tokens the target accepted.
+    """
+
+    index: int
+    prompt_length: int
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class GenerationStats:
+    """Counters of one or more ``generate`` calls; ``a + b`` merges two runs.
+
+    Attributes:
+        tokens: new tokens of all rows, the EOS of a row included.
+        seconds: wall time.
+        rounds: verify calls.
+        drafted: draft tokens verified.
+        accepted: draft tokens accepted.
+        accepted_by_round: per round, one ``(row, drafted, accepted)`` per active row.
+        stage_seconds: seconds in ``draft``, ``verify`` (prefill included), ``accept``, ``commit``.
+        bytes_moved: KV bytes relocated to keep rows aligned (realign, compaction, growth, row removal).
+        host_reads: device-to-host copies made inside the rounds.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_round: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    bytes_moved: int = 0
+    host_reads: int = 0
+
+    def __add__(self, other: GenerationStats) -> GenerationStats:
+        return GenerationStats(
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+            rounds=self.rounds + other.rounds,
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
+            accepted_by_round=self.accepted_by_round + other.accepted_by_round,
+            stage_seconds={s: self.stage_seconds[s] + other.stage_seconds[s] for s in STAGES},
+            bytes_moved=self.bytes_moved + other.bytes_moved,
+            host_reads=self.host_reads + other.host_reads,
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted draft tokens per row and round."""
+        row_rounds = sum(map(len, self.accepted_by_round))
+        return self.accepted / row_rounds if row_rounds else 0.0
+
+    @property
+    def host_syncs_per_round(self) -> float:
+        return self.host_reads / self.rounds if self.rounds else 0.0
+
+
+@dataclass
+class GenerationResult:
+    """Output of a decoder.
+
+    Attributes:
+        sequences: ``[B, P + N]`` int64, as ``transformers`` ``generate`` returns them: the left-padded
+            prompt as given, then the new tokens, right-padded with the pad id.
+        rows: per-row results in input order.
+        stats: counters of the call.
+    """
+
+    sequences: torch.Tensor
+    rows: list[RowResult]
+    stats: GenerationStats
+
+    @property
+    def lengths(self) -> list[int]:
+        """Content length of each row: real tokens, prompt included."""
+        return [row.prompt_length + len(row.token_ids) for row in self.rows]
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        return [row.finish_reason for row in self.rows]

@@ -1,0 +1,91 @@
+"""A short probe that refuses a model whose outputs this package would get wrong."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from . import compat
+from .errors import UnsupportedModelError
+from .padded import PaddedBatch, PaddedModel
+
+_TAIL = 7
+_DRAFTS = (3, 1)
+_ACCEPTED = ((3, 1), (1, 1))
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
+_checked: WeakKeyDictionary[PreTrainedModel, dict[str, int]] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def self_check(runner: PaddedModel, longest: int) -> None:
+    """Run two ragged rows through the padded layout and compare with the model's own single-row forwards.
+
+    The probe is longer than any sliding window that texts of ``longest`` tokens can reach. A model is probed once
+    per attention implementation, and again only when longer texts bring a window into play.
+
+    Raises:
+        UnsupportedModelError: the logits differ by more than rounding.
+    """
+    model, traits = runner.model, runner.traits
+    reachable = [w for w in traits.windows.values() if w is not None and w < longest]
+    width = min(max(reachable, default=8) + 2 * _TAIL, traits.max_position + 1)
+    attention = compat.text_config(model)._attn_implementation
+    done = _checked.setdefault(model, {})
+    if done.get(attention, 0) >= width or width < 2 * _TAIL:
+        return
+    rows = _probe_rows(model, width)
+    alone = [compat.one_shot_logits(model, row) for row in rows]
+    noise = max(_difference(compat.incremental_logits(model, row, len(row) - _TAIL), a) for row, a in zip(rows, alone))
+    difference = _ragged_difference(runner, rows, alone)
+    allowed = max(_ROUNDING.get(model.dtype, 5e-2), 8 * noise)
+    if not difference <= allowed:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} with attn_implementation={attention!r} failed the self-check of the padded layout: "
+            f"relative logit difference {difference:.1e} to its own single-row forward, rounding explains {allowed:.1e}; "
+            "its outputs would be silently wrong, so it is refused"
+        )
+    done[attention] = width
+
+
+def _probe_rows(model: PreTrainedModel, width: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    size = compat.text_config(model).vocab_size
+    return [torch.randint(size, (n,), generator=generator).to(model.device) for n in (width, width - 5)]
+
+
+def _ragged_difference(runner: PaddedModel, rows: list[Tensor], alone: list[Tensor]) -> float:
+    """Largest relative difference over a prefill, a verify with ragged acceptance and the verify after it."""
+    known = [len(row) - _TAIL for row in rows]
+    width = max(known)
+    input_ids = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, known)])
+    batch = PaddedBatch(input_ids, known, _TAIL + 1, max(_DRAFTS), [])
+    cache = batch.new_cache()
+
+    def commit(drafts: Tensor, accepted: tuple[int, int]) -> list[int]:
+        bonus = torch.stack([row[k + n] for row, k, n in zip(rows, known, accepted)])
+        done = batch.commit(drafts, batch.length.new_tensor(accepted), bonus)
+        batch.advance(int(done.new_end), list(accepted), [0, 1])
+        return [k + n + 1 for k, n in zip(known, accepted)]
+
+    logits = runner.forward(batch, cache, batch.first_column, input_ids, keep=1)
+    differences = [_difference(logits[b], alone[b][n - 1 : n]) for b, n in enumerate(known)]
+    known = commit(input_ids[:, :0], (0, 0))
+    for num_drafts, accepted in zip(_DRAFTS, _ACCEPTED):
+        batch.open_round(num_drafts)
+        drafts = torch.stack([row[k : k + num_drafts] for row, k in zip(rows, known)])
+        for b, n in enumerate(accepted):
+            drafts[b, n:] = (drafts[b, n:] + 1) % compat.text_config(runner.model).vocab_size
+        input_ids = torch.cat([batch.tokens[:, batch.end - 1 : batch.end], drafts], 1)
+        logits = runner.forward(batch, cache, batch.end - 1, input_ids, keep=num_drafts + 1)
+        differences += [
+            _difference(logits[b, : n + 1], alone[b][k - 1 : k + n]) for b, (k, n) in enumerate(zip(known, accepted))
+        ]
+        known = commit(drafts, accepted)
+    return max(differences)
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).double().norm() / b.double().norm())
