@@ -123,13 +123,15 @@ class EQSpec:
             raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
         if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype != torch.int64:
             raise InputError(
-                f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens] with at least one of each"
+                f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens], neither 0"
             )
         if input_ids.device != self.target.model.device:
             raise InputError(f"input_ids is on {input_ids.device}, the target on {self.target.model.device}")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if mask.shape != input_ids.shape:
-            raise InputError(f"attention_mask is {list(mask.shape)}, input_ids {list(input_ids.shape)}; need equal shapes")
+            raise InputError(
+                f"attention_mask is {list(mask.shape)}, input_ids {list(input_ids.shape)}; need equal shapes"
+            )
         visible = mask.bool()
         lengths = visible.sum(1)
         left_padded = visible == (torch.arange(mask.shape[1], device=mask.device) >= mask.shape[1] - lengths[:, None])
@@ -205,6 +207,7 @@ class _Run:
             row.result.accepted += accepted
         counts = [(r.result.index, d, n) for r, d, n in zip(rows, drafts.counts, n_accepted, strict=True)]
         self.stats.accepted_by_round.append(counts)
+        self.stats.row_rounds += len(counts)
         self.stats.drafted += sum(drafts.counts)
         self.stats.accepted += sum(n_accepted)
 

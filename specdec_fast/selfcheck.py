@@ -47,13 +47,13 @@ def self_check(runner: PaddedModel, longest: int) -> None:
         raise
     except Exception as error:
         raise UnsupportedModelError(
-            f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D attention "
-            "mask, position_ids and a Cache"
+            f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D "
+            "attention mask, position_ids and a Cache"
         ) from error
     if not difference <= allowed:
         raise UnsupportedModelError(
             f"{name} failed the self-check of the padded layout: relative logit difference {difference:.1e} to its own "
-            f"single-row forward, rounding explains {allowed:.1e}; its outputs would be silently wrong, so it is refused"
+            f"single-row forward, rounding explains {allowed:.1e}; outputs would be silently wrong, so it is refused"
         )
     done[attention] = width
 

@@ -106,7 +106,9 @@ def test_finished_rows_leave_the_batch():
     prompts = make_prompts(LENGTHS, 4)
     eos = common_token(model, prompts, 30)
     forwards = []
-    model.register_forward_pre_hook(lambda _, args, kwargs: forwards.append(kwargs["input_ids"].shape), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: forwards.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
     input_ids, mask = left_pad(prompts, 0)
     drafter = NgramDrafter()
     EQSpec(model, drafter).generate(input_ids, mask, max_new_tokens=1, eos_token_id=[])
@@ -128,7 +130,9 @@ def test_sequences_are_shaped_as_transformers_returns_them():
     width = max(len(row.token_ids) for row in result.rows)
     assert result.sequences.shape == (3, 8 + width)
     assert torch.equal(result.sequences[:, :8], input_ids)
-    for row, sequence, length, prompt in zip(result.rows, result.sequences.tolist(), result.lengths, prompts, strict=True):
+    for row, sequence, length, prompt in zip(
+        result.rows, result.sequences.tolist(), result.lengths, prompts, strict=True
+    ):
         assert sequence[8 : 8 + len(row.token_ids)] == row.token_ids
         assert set(sequence[8 + len(row.token_ids) :]) <= {eos}
         assert length == len(prompt) + len(row.token_ids)

@@ -1,5 +1,7 @@
 """One device-to-host copy per round; nothing else waits for the device."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from tiny_models import FAMILIES, left_pad, make_draft, make_model, make_prompts
@@ -57,7 +59,7 @@ def test_one_read_per_round(family, kind, reads):
             input_ids, mask, **arguments, on_round=lambda _: marks.append((len(reads), scalar_reads.count))
         )
     assert result.stats.rounds > 4
-    per_round = [b[0] - a[0] for a, b in zip(marks, marks[1:], strict=False)]
+    per_round = [b[0] - a[0] for a, b in pairwise(marks)]
     assert per_round == [1] * len(per_round)
     assert marks[0][1] == marks[-1][1]
     assert result.stats.host_reads == result.stats.rounds

@@ -76,7 +76,9 @@ def test_a_row_finishes_at_a_stop_id_it_committed_or_at_its_limit():
     max_length = torch.tensor([99, 99, 99, 13, 14])
     finished = reference.finished_rows(committed, n_accepted, length, max_length, torch.tensor([2, 3]))
     assert finished.tolist() == [True, False, True, True, False]
-    nothing = reference.finished_rows(committed, n_accepted, length, max_length + 99, torch.tensor([], dtype=torch.int64))
+    nothing = reference.finished_rows(
+        committed, n_accepted, length, max_length + 99, torch.tensor([], dtype=torch.int64)
+    )
     assert not nothing.any()
 
 
@@ -89,9 +91,7 @@ def test_a_row_finishes_at_a_stop_id_it_committed_or_at_its_limit():
 )
 def test_mask_and_positions(start, first_query, num_queries, first_column, window):
     first_column = min(first_column, first_query)
-    mask = reference.attention_mask(
-        torch.tensor(start), first_query, num_queries, first_column, torch.float32, window
-    )
+    mask = reference.attention_mask(torch.tensor(start), first_query, num_queries, first_column, torch.float32, window)
     positions = reference.position_ids(torch.tensor(start), first_query, num_queries, 6)
     assert mask.shape == (len(start), 1, num_queries, first_query + num_queries - first_column)
     for b, begin in enumerate(start):

@@ -52,7 +52,7 @@ def test_an_encoder_decoder_is_refused():
 def test_attention_that_takes_no_4d_mask_is_refused():
     model = make_model("llama", seed=0)
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(UnsupportedModelError, match="flash_attention_2.*sdpa, eager"):
+    with pytest.raises(UnsupportedModelError, match=r"flash_attention_2.*sdpa, eager"):
         EQSpec(model, NgramDrafter())
 
 
@@ -99,7 +99,10 @@ def test_a_wrong_mask_or_position_is_refused(family, monkeypatch):
     broken = [
         ("attention_mask", lambda *args: mask(args[0] - 1, *args[1:])),
         ("attention_mask", lambda *args: mask(*args[:5])) if family == "gemma3" else None,
-        ("position_ids", lambda start, *args: positions(start, *args) + (torch.arange(len(start))[:, None] * args[0]) % 3),
+        (
+            "position_ids",
+            lambda start, *args: positions(start, *args) + (torch.arange(len(start))[:, None] * args[0]) % 3,
+        ),
     ]
     for name, function in filter(None, broken):
         with monkeypatch.context() as patch:
