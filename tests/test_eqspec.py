@@ -168,10 +168,10 @@ def test_callbacks_report_rows_and_rounds_as_they_happen():
     finished, rounds = [], []
     result = EQSpec(model, NgramDrafter()).generate(
         input_ids, mask, max_new_tokens=30, eos_token_id=eos,
-        on_finish=lambda row: finished.append((row.index, list(row.token_ids))),
+        on_finish=lambda row: finished.append((row.index, list(row.token_ids), row.rounds, row.accepted)),
         on_round=lambda stats: rounds.append((stats.rounds, len(finished))),
     )  # fmt: skip
-    assert sorted(finished) == [(row.index, row.token_ids) for row in result.rows]
+    assert sorted(finished) == [(row.index, row.token_ids, row.rounds, row.accepted) for row in result.rows]
     assert [r for r, _ in rounds] == list(range(1, result.stats.rounds + 1))
     assert rounds[0][1] < rounds[-1][1] == 9
 
