@@ -52,28 +52,20 @@ def prompts(tmp_path):
 @pytest.fixture
 def command(models, prompts, tmp_path):
     """Arguments of a run into ``out.jsonl``."""
-    return [
-        *(
-            "generate",
-            "--prompts",
-            str(prompts),
-            "--target",
-            str(models / "target"),
-            "--output",
-            str(tmp_path / "out.jsonl"),
-        ),
-        *(
-            "--draft",
-            str(models / "draft"),
-            "--batch-size",
-            "4",
-            "--num-draft-tokens",
-            "3",
-            "--max-new-tokens",
-            str(NEW_TOKENS),
-        ),
-        *("--dtype", "float32", "--device", "cpu"),
-    ]
+    paths = {
+        "prompts": prompts,
+        "target": models / "target",
+        "draft": models / "draft",
+        "output": tmp_path / "out.jsonl",
+    }
+    numbers = {
+        "batch-size": 4,
+        "num-draft-tokens": 3,
+        "max-new-tokens": NEW_TOKENS,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return ["generate", *(part for name, value in (paths | numbers).items() for part in (f"--{name}", str(value)))]
 
 
 def read_rows(path):
@@ -87,6 +79,7 @@ def tokens_of(path):
 def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
     stats = tmp_path / "stats.json"
     assert main([*command, "--stats", str(stats)]) == 0
+    shown = capsys.readouterr()
     rows = read_rows(tmp_path / "out.jsonl")
     model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float32)
     tokenizer = make_tokenizer()
@@ -105,7 +98,6 @@ def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
     assert record["drafted"] == sum(row["drafted"] for row in rows)
     assert 0 < record["accepted"] == sum(row["accepted"] for row in rows) < record["drafted"]
     assert record["exact_match"] is None and record["resumed_rows"] == 0
-    shown = capsys.readouterr()
     assert "10 prompts" in shown.out and "tokens/s" in shown.out
     assert "generating 10/10" in shown.err and "\r" not in shown.err
     assert not list(tmp_path.glob("*.journal"))
