@@ -47,9 +47,7 @@ def realign_memory(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor,
     _need_values(holds & lands, explain)
 
 
-def append_kv_shapes(
-    k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor
-) -> None:
+def append_kv_shapes(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     _need("row_of", row_of, ["N"], row_of.device)
     tokens = row_of.shape[0]
     _need("position_of", position_of, [tokens], row_of.device)
@@ -61,9 +59,7 @@ def append_kv_shapes(
         _need(name, new, [1, pool.shape[1], tokens, pool.shape[3]], row_of.device, pool.dtype)
 
 
-def append_kv_memory(
-    k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor
-) -> None:
+def append_kv_memory(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     written = [("k_pool", k_pool), ("v_pool", v_pool)]
     _need_disjoint(written, [("k", k), ("v", v), ("row_of", row_of), ("position_of", position_of)])
     if row_of.device.type != "cpu":
