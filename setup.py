@@ -1,5 +1,87 @@
-"""Packages are named here because ``find_packages`` skips ``kernels``, which has no ``__init__.py``."""
+"""Builds the C++ and CUDA operators where that is possible; without them the package is slower, not smaller.
+
+``SPECDEC_FAST_BUILD`` is ``auto`` (what the machine allows), ``none``, ``cpu`` or ``cuda``; the last two fail when
+they cannot. torch must be importable: install with ``pip install --no-build-isolation``.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.errors import SetupError
 
-setup(packages=[*find_packages(include=["specdec_fast", "specdec_fast.*"]), "specdec_fast.kernels"])
+MODES = ("auto", "none", "cpu", "cuda")
+MODE = os.environ.get("SPECDEC_FAST_BUILD") or "auto"
+# the LibTorch stable ABI of torch 2.11: one binary for every later torch and every Python
+TARGET = ["-DTORCH_TARGET_VERSION=0x020b000000000000ULL"]
+CXX = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", *TARGET]
+NVCC = ["-O3", "-std=c++17", "-Xcompiler=-fvisibility=hidden", "-DUSE_CUDA", *TARGET]
+
+
+def notice(text: str) -> None:
+    print(f"\nspecdec-fast: {text}\n", file=sys.stderr)
+
+
+def sources(pattern: str) -> list[str]:
+    return sorted(map(str, Path("csrc").glob(pattern)))
+
+
+def missing(kind: str) -> str:
+    """Why ``kind`` (``cpu`` or ``cuda``) cannot be built here, or an empty string."""
+    try:
+        import torch
+        from torch.utils.cpp_extension import CUDA_HOME, get_cxx_compiler
+    except ImportError as error:
+        return f"torch cannot be imported ({error}); install with --no-build-isolation"
+    if shutil.which(get_cxx_compiler().split()[0]) is None:
+        return f"there is no C++ compiler ({get_cxx_compiler()})"
+    if kind == "cuda" and not (torch.version.cuda and CUDA_HOME and sources("cuda/*.cu")):
+        return f"it takes a CUDA build of torch, not {torch.__version__}, and a CUDA toolkit; CUDA_HOME is {CUDA_HOME}"
+    return ""
+
+
+def extensions() -> dict:
+    if MODE not in MODES:
+        raise SetupError(f"SPECDEC_FAST_BUILD={MODE!r}; accepted are {', '.join(MODES)}")
+    wanted = {"none": [], "cpu": ["cpu"]}.get(MODE, ["cpu", "cuda"])
+    reasons = {kind: missing(kind) for kind in wanted}
+    for kind, reason in reasons.items():
+        if reason and MODE != "auto":
+            raise SetupError(f"SPECDEC_FAST_BUILD={MODE}, but {reason}")
+        if reason:
+            notice(f"building without the {kind} operators: {reason}")
+    kinds = [kind for kind, reason in reasons.items() if not reason]
+    if not kinds:
+        return {}
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+    class Build(BuildExtension):
+        def run(self) -> None:
+            inplace = self.inplace
+            while self.extensions:
+                try:
+                    return super().run()
+                # a toolchain fails in many ways; only auto may do without what it cannot build
+                except Exception as error:
+                    if MODE != "auto":
+                        raise
+                    notice(f"building without {self.extensions.pop().name}: {error}")
+                    self.inplace = inplace
+
+    flags = {"extra_compile_args": {"cxx": CXX, "nvcc": NVCC}, "py_limited_api": True}
+    modules = []
+    if "cpu" in kinds:
+        modules.append(CppExtension("specdec_fast._C", ["csrc/ops.cpp", *sources("cpu/*.cpp")], **flags))
+    if "cuda" in kinds:
+        modules.append(CUDAExtension("specdec_fast._C_cuda", sources("cuda/*.cu"), **flags))
+    return {"ext_modules": modules, "cmdclass": {"build_ext": Build}}
+
+
+setup(
+    # find_packages skips the symlinked kernels, which has no __init__.py
+    packages=[*find_packages(include=["specdec_fast", "specdec_fast.*"]), "specdec_fast.kernels"],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    **extensions(),
+)

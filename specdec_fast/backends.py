@@ -1,20 +1,96 @@
-"""Which implementations of the operators can run here."""
+"""Which implementations of the operators can run here, and which one was asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import importlib.util
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .errors import InputError
+
+VARIABLE = "SPECDEC_FAST_BACKEND"
+NAMES = ("reference", "cpu", "triton", "cuda")
+_PACKAGE = Path(__file__).parent
+_HOW_TO_BUILD = "install with `pip install --no-build-isolation`"
 
 
-@dataclass(frozen=True)
-class Backend:
-    """A backend, and why it cannot run if it cannot."""
+class Backend(NamedTuple):
+    """An implementation of the operators; ``reason`` says what it serves, or why it cannot run."""
 
     name: str
     available: bool
-    reason: str = ""
+    reason: str
+
+
+def requested() -> str:
+    """Value of ``SPECDEC_FAST_BACKEND``: ``auto``, or the one backend to use."""
+    name = os.environ.get(VARIABLE) or "auto"
+    if name not in ("auto", *NAMES):
+        raise InputError(f"{VARIABLE}={name!r}; accepted are auto, {', '.join(NAMES)}")
+    return name
 
 
 def available() -> list[Backend]:
-    """All backends, the ones that cannot run included."""
-    missing = [Backend(name, False, "not built into this version") for name in ("cpu", "triton", "cuda")]
-    return [Backend("reference", True), *missing]
+    """Every backend, and whether it can run here."""
+    return [Backend("reference", True, "PyTorch, any device"), _cpu(), _triton(), _cuda()]
+
+
+def require(name: str) -> None:
+    """Raise unless backend ``name`` can run."""
+    backend = next(b for b in available() if b.name == name)
+    if not backend.available:
+        raise InputError(f"{VARIABLE}={name}, which cannot run here: {backend.reason}")
+
+
+def is_built(extension: str) -> bool:
+    return any(_PACKAGE.glob(f"{extension}.*so"))
+
+
+@functools.cache
+def load(extension: str) -> str:
+    """Load a built extension and register its operators; returns why that failed, or an empty string."""
+    try:
+        torch.ops.load_library(next(_PACKAGE.glob(f"{extension}.*so")))
+    except (OSError, RuntimeError) as error:
+        return f"{extension} does not load into torch {torch.__version__}: {error}"
+    return ""
+
+
+def has_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def interprets_triton() -> bool:
+    """Triton then runs on CPU tensors, slowly."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _cpu() -> Backend:
+    if not is_built("_C"):
+        return Backend("cpu", False, f"not built; {_HOW_TO_BUILD} where torch and a C++ compiler are present")
+    # a process that asked for another backend must not load it: a second definition of the operators would clash
+    problem = load("_C") if requested() in ("auto", "cpu") else ""
+    return Backend("cpu", not problem, problem or "C++, CPU tensors")
+
+
+def _triton() -> Backend:
+    if importlib.util.find_spec("triton") is None:
+        return Backend("triton", False, "triton is not installed")
+    if not (_PACKAGE / "kernels" / "realign.py").exists():
+        return Backend("triton", False, "specdec_fast.kernels.realign is missing")
+    if interprets_triton():
+        return Backend("triton", True, "Triton interpreted, any device")
+    return Backend("triton", has_gpu(), "Triton, GPU tensors" if has_gpu() else "torch sees no GPU")
+
+
+def _cuda() -> Backend:
+    if not is_built("_C_cuda"):
+        return Backend("cuda", False, f"not built; {_HOW_TO_BUILD} where a CUDA build of torch and nvcc are present")
+    if not has_gpu():
+        return Backend("cuda", False, "torch sees no GPU")
+    problem = load("_C_cuda") if requested() in ("auto", "cuda") else ""
+    return Backend("cuda", not problem, problem or "CUDA C++, GPU tensors")

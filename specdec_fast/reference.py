@@ -81,6 +81,18 @@ def plan_realign(
     return end + best + 1, shift
 
 
+def plan_packed(start: Tensor, end: Tensor, n_accepted: Tensor, finished: Tensor) -> tuple[Tensor, Tensor]:
+    """The paper's layout: every unfinished row to minimal padding, the longest of them at column 0.
+
+    Arguments and results are those of :func:`plan_realign`. With every row finished, nothing moves.
+    """
+    active = ~finished
+    longest = torch.where(active, end + n_accepted + 1 - start, torch.zeros_like(start)).amax()
+    new_end = torch.where(active.any(), longest, end + 1)
+    shift = torch.where(active, new_end - (end + n_accepted + 1), torch.zeros_like(n_accepted))
+    return new_end, shift
+
+
 def realign_(tensors: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
     """Move columns ``[start_b, start_b + num_columns_b)`` of row b by ``shift_b``, in place.
 
@@ -101,13 +113,52 @@ def realign_(tensors: Sequence[Tensor], start: Tensor, num_columns: Tensor, shif
         x.copy_(x[row, head, source[:, None]])
 
 
-def position_ids(start: Tensor, first_query: int, num_queries: int, max_position: int) -> Tensor:
+def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
+    """Write the KV of N packed tokens to their rows and positions of the pools.
+
+    Args:
+        k_pool, v_pool: ``[W, H, C, D]`` each; H, C and D may differ.
+        k, v: ``[1, H, N, D]``.
+        row_of, position_of: ``[N]`` int64, distinct pairs.
+    """
+    for pool, new in ((k_pool, k), (v_pool, v)):
+        pool[row_of, :, position_of] = new[0].transpose(0, 1)
+
+
+def append_tokens_(tokens: Tensor, end: Tensor, committed: Tensor, n_accepted: Tensor) -> None:
+    """Write the ``n_accepted_b + 1`` committed tokens of each row at column ``end`` of ``tokens`` ``[B, C]``."""
+    offset = torch.arange(tokens.shape[1], device=tokens.device) - end
+    new = committed[:, offset.clamp(0, committed.shape[1] - 1)]
+    tokens.copy_(torch.where((offset >= 0) & (offset <= n_accepted[:, None]), new, tokens))
+
+
+def position_ids(start: Tensor, first_query: int | Tensor, num_queries: int, max_position: int) -> Tensor:
     """Position IDs of the queries in columns ``[first_query, first_query + num_queries)``: ``[B, Q]`` int64.
 
     Padding columns get 0; drafts beyond what their row may accept are held at ``max_position``.
     """
-    column = torch.arange(first_query, first_query + num_queries, device=start.device)
+    column = first_query + torch.arange(num_queries, device=start.device)
     return (column - start[:, None]).clamp_(0, max_position)
+
+
+def visible_columns(start: Tensor, query: Tensor, column: Tensor, window: int | None = None) -> Tensor:
+    """Which of the columns ``column`` ``[C]`` the queries in columns ``query`` ``[Q]`` see: ``[B, Q, C]`` bool.
+
+    Query column q of row b sees ``start_b <= j <= q`` and, with a sliding window, ``q - j < window``. A query in
+    the padding sees itself alone, so that no softmax runs over nothing.
+    """
+    query = query[:, None]
+    band = column <= query
+    if window is not None:
+        band = band & (query - column < window)
+    return (band & (column >= start[:, None, None])) | (column == query)
+
+
+def mask_values(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """``visible`` as an additive mask of ``dtype``, 0 where a query sees, else the minimum; unchanged for bool."""
+    if dtype == torch.bool:
+        return visible
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def attention_mask(
@@ -118,15 +169,57 @@ def attention_mask(
     dtype: torch.dtype,
     window: int | None = None,
 ) -> Tensor:
-    """Additive mask ``[B, 1, Q, first_query + num_queries - first_column]``: 0 where a query sees, else the minimum.
+    """Mask ``[B, 1, Q, first_query + num_queries - first_column]`` of the rule in :func:`visible_columns`."""
+    end = first_query + num_queries
+    query = torch.arange(first_query, end, device=start.device)
+    column = torch.arange(first_column, end, device=start.device)
+    return mask_values(visible_columns(start, query, column, window), dtype)[:, None]
 
-    Query column q of row b sees ``start_b <= j <= q`` and, with a sliding window, ``q - j < window``. A query in
-    the padding sees itself alone, so that no softmax runs over nothing.
-    """
-    query = torch.arange(first_query, first_query + num_queries, device=start.device)[:, None]
-    column = torch.arange(first_column, first_query + num_queries, device=start.device)
-    band = column <= query
-    if window is not None:
-        band = band & (query - column < window)
-    visible = (band & (column >= start[:, None, None])) | (column == query)
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
+
+def realign_step_(
+    caches: Sequence[Tensor],
+    tokens: Tensor,
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    limit: Tensor,
+    max_length: Tensor,
+    stop_ids: Tensor,
+    n_accepted: Tensor | None,
+    start: Tensor,
+    length: Tensor,
+    new_start: Tensor,
+    new_length: Tensor,
+    new_position_ids: Tensor,
+    masks: Sequence[Tensor],
+    windows: Sequence[int],
+    summary: Tensor,
+    max_position: int,
+    layout: int,
+) -> None:
+    """The whole commit of a padded round; :func:`specdec_fast.ops.realign_step_` explains the arguments."""
+    if n_accepted is None:
+        n_accepted, bonus = accept_greedy(draft_ids, target_ids, limit)
+    else:
+        bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
+    committed = committed_tokens(draft_ids, n_accepted, bonus)
+    finished = finished_rows(committed, n_accepted, length, max_length, stop_ids)
+    end = start[0] + length[0]
+    if layout == 0:
+        new_end, shift = plan_realign(start, end, n_accepted, finished, draft_ids.shape[1])
+    else:
+        new_end, shift = plan_packed(start, end, n_accepted, finished)
+    num_columns = (length + n_accepted) * ~finished
+    realign_(caches, start, num_columns, shift)
+    append_tokens_(tokens, end, committed, n_accepted)
+    # the bonus token has no KV yet
+    realign_([tokens[:, None, :, None]], start, num_columns + 1, shift)
+    new_start.copy_(start + shift)
+    new_length.copy_(length + n_accepted + 1)
+    # a draft model's first step feeds the last two tokens
+    first_query, num_queries = new_end - 2, new_position_ids.shape[1]
+    new_position_ids.copy_(position_ids(new_start, first_query, num_queries, max_position))
+    query = first_query + torch.arange(num_queries, device=start.device)
+    for mask, window in zip(masks, windows, strict=True):
+        column = torch.arange(mask.shape[3], device=start.device)
+        mask.copy_(mask_values(visible_columns(new_start, query, column, window or None), mask.dtype)[:, None])
+    summary.copy_(torch.cat([torch.stack([n_accepted, finished, new_end.expand_as(start)], 1), committed], 1))
