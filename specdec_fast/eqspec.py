@@ -172,8 +172,15 @@ class _Run:
         self.decoder = decoder
         self.stop_ids = set(stop_ids)
         lengths = list(map(len, prompts))
-        self.batch = PaddedBatch(input_ids, lengths, max_new_tokens, decoder.num_draft_tokens, stop_ids)
-        self.cache = self.batch.new_cache()
+        self.batch = PaddedBatch(
+            input_ids,
+            lengths,
+            max_new_tokens,
+            decoder.num_draft_tokens,
+            stop_ids,
+            decoder.target.traits.max_position,
+        )
+        self.cache = self.batch.attach(decoder.target)
         decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
         self.rows = [_Row(prompt, max_new_tokens, RowResult(i, len(prompt))) for i, prompt in enumerate(prompts)]
         self.active = list(self.rows)
@@ -223,21 +230,17 @@ class _Run:
             logits = self.decoder.target.forward(batch, self.cache, first, input_ids, keep)
         with clock.stage("accept"):
             limit = torch.tensor(drafts.counts, device=input_ids.device)
-            n_accepted, bonus = self.decoder.acceptance(drafts.ids, limit, logits)
+            target_ids, n_accepted = self.decoder.acceptance(drafts.ids, limit, logits)
         with clock.stage("commit"):
-            commit = batch.commit(drafts.ids, n_accepted, bonus)
-            facts = [commit.n_accepted, commit.finished, commit.new_end.expand(len(batch))]
             # the one device-to-host copy of a round
-            host = torch.cat([torch.stack([f.long() for f in facts], 1), commit.committed], 1).tolist()
-            rows, counts = self.active, [line[0] for line in host]
-            for row, (n, finished, _, *tokens) in zip(rows, host, strict=True):
+            summary = batch.commit(drafts.ids, target_ids, limit, n_accepted).tolist()
+            rows = self.active
+            for row, (n, finished, _, *tokens) in zip(rows, summary, strict=True):
                 self._append(row, tokens[: n + 1])
                 if finished:
                     self._finished.append(row.result)
-            keep_rows = [slot for slot, line in enumerate(host) if not line[1]]
-            order = batch.advance(host[0][2], counts, keep_rows)
-            self.active = [rows[slot] for slot in order]
-        return counts
+            self.active = [rows[slot] for slot in batch.advance(summary)]
+        return [line[0] for line in summary]
 
     def _append(self, row: _Row, tokens: list[int]) -> None:
         stop = next((i for i, token in enumerate(tokens) if token in self.stop_ids), None)

@@ -69,13 +69,13 @@ def _ragged_difference(runner: PaddedModel, rows: list[Tensor], alone: list[Tens
     known = [len(row) - _TAIL for row in rows]
     width = max(known)
     input_ids = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, known)])
-    batch = PaddedBatch(input_ids, known, _TAIL + 1, max(_DRAFTS), [])
-    cache = batch.new_cache()
+    batch = PaddedBatch(input_ids, known, _TAIL + 1, max(_DRAFTS), [], runner.traits.max_position)
+    cache = batch.attach(runner)
 
     def commit(drafts: Tensor, accepted: tuple[int, int]) -> list[int]:
-        bonus = torch.stack([row[k + n] for row, k, n in zip(rows, known, accepted)])
-        done = batch.commit(drafts, batch.length.new_tensor(accepted), bonus)
-        batch.advance(int(done.new_end), list(accepted), [0, 1])
+        n_accepted = batch.length.new_tensor(accepted)
+        target_ids = torch.stack([row[k : k + drafts.shape[1] + 1] for row, k in zip(rows, known)])
+        batch.advance(batch.commit(drafts, target_ids, n_accepted, n_accepted).tolist())
         return [k + n + 1 for k, n in zip(known, accepted)]
 
     logits = runner.forward(batch, cache, batch.first_column, input_ids, keep=1)

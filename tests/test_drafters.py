@@ -14,7 +14,7 @@ from specdec_fast.padded import PaddedBatch
 
 
 def lookup(text, limit, **options):
-    batch = PaddedBatch(torch.tensor([text]), [len(text)], 10, 5, [])
+    batch = PaddedBatch(torch.tensor([text]), [len(text)], 10, 5, [], 511)
     drafts = NgramDrafter(**options).draft(batch, [(0, text)], [limit])
     assert drafts.counts == [drafts.ids.shape[1]]
     return drafts.ids[0].tolist()
@@ -35,7 +35,7 @@ def test_ngram_continues_a_repetition_periodically():
 
 def test_ngram_rows_without_a_match_draft_nothing():
     texts = [(0, [1, 2, 1, 2]), (5, [6, 7, 8, 9]), (2, [3, 3])]
-    batch = PaddedBatch(torch.ones(3, 4, dtype=torch.int64), [4, 4, 2], 10, 5, [])
+    batch = PaddedBatch(torch.ones(3, 4, dtype=torch.int64), [4, 4, 2], 10, 5, [], 511)
     drafts = NgramDrafter().draft(batch, texts, [2, 5, 0])
     assert drafts.counts == [2, 0, 0]
     assert drafts.ids.tolist() == [[1, 2], [0, 0], [0, 0]]
@@ -43,7 +43,7 @@ def test_ngram_rows_without_a_match_draft_nothing():
 
 def test_ngram_indexes_each_token_once_and_forgets_old_batches():
     drafter = NgramDrafter()
-    batch = PaddedBatch(torch.ones(1, 4, dtype=torch.int64), [4], 10, 5, [])
+    batch = PaddedBatch(torch.ones(1, 4, dtype=torch.int64), [4], 10, 5, [], 511)
     text = [1, 2, 3, 1]
     assert drafter.draft(batch, [(0, text)], [1]).ids.tolist() == [[2]]
     text += [9, 2, 5, 1]

@@ -5,7 +5,7 @@ import torch
 from decoding import Comparison, decode
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
-from specdec_fast import ModelDrafter, padded, reference
+from specdec_fast import ModelDrafter, ops, padded, reference
 from specdec_fast.acceptance import GreedyAcceptance
 
 
@@ -21,38 +21,31 @@ def wrong_rows() -> int:
 
 def position_off_by_one(monkeypatch):
     """Rows moved by the newest realign get positions one too high."""
-    plan, positions = reference.plan_realign, reference.position_ids
-    skew = {}
+    step = ops.realign_step_
 
-    def planned(*args):
-        end, shift = plan(*args)
-        skew["rows"] = (shift != 0).long()
-        return end, shift
+    def skewed(*args):
+        step(*args)
+        start, new_start, positions = args[8], args[10], args[12]
+        positions += (new_start != start).long()[:, None]
 
-    def skewed(start, *args):
-        ids = positions(start, *args)
-        rows = skew.get("rows")
-        return ids + rows[:, None] if rows is not None and len(rows) == len(ids) else ids
-
-    monkeypatch.setattr(reference, "plan_realign", planned)
-    monkeypatch.setattr(reference, "position_ids", skewed)
+    monkeypatch.setattr(ops, "realign_step_", skewed)
 
 
 def rejected_entry_kept(monkeypatch):
-    """The first rejected draft stays in the cache of its row."""
+    """The first rejected draft stays in the cache of its row; the answer itself leaves it out."""
     commit, advance = padded.PaddedBatch.commit, padded.PaddedBatch.advance
 
-    def keeping(self, draft_ids, n_accepted, bonus):
-        kept = (n_accepted + 1).clamp(max=draft_ids.shape[1])
-        self.extra = (kept - n_accepted).tolist()
-        right = reference.committed_tokens(draft_ids, n_accepted, bonus)
-        return commit(self, draft_ids, kept, bonus)._replace(n_accepted=n_accepted, committed=right)
-
-    def following(self, new_end, n_accepted, keep):
-        return advance(self, new_end, [n + x for n, x in zip(n_accepted, self.extra, strict=True)], keep)
+    def keeping(self, draft_ids, target_ids, limit, _):
+        accepted, bonus = reference.accept_greedy(draft_ids, target_ids, limit)
+        kept = (accepted + 1).clamp(max=draft_ids.shape[1])
+        self.max_length = self.max_length + kept - accepted
+        self.kept = commit(self, draft_ids, target_ids.scatter(1, kept[:, None], bonus[:, None]), limit, kept)
+        shown = self.kept.clone()
+        shown[:, 0], shown[:, 3:] = accepted, reference.committed_tokens(draft_ids, accepted, bonus)
+        return shown
 
     monkeypatch.setattr(padded.PaddedBatch, "commit", keeping)
-    monkeypatch.setattr(padded.PaddedBatch, "advance", following)
+    monkeypatch.setattr(padded.PaddedBatch, "advance", lambda self, _: advance(self, self.kept.tolist()))
 
 
 def bonus_from_the_draft(monkeypatch):
@@ -60,9 +53,9 @@ def bonus_from_the_draft(monkeypatch):
     accept = GreedyAcceptance.__call__
 
     def taking(self, draft_ids, limit, logits):
-        n_accepted, bonus = accept(self, draft_ids, limit, logits)
-        drafts = torch.cat([draft_ids, bonus[:, None]], 1)
-        return n_accepted, drafts.gather(1, n_accepted[:, None])[:, 0]
+        target_ids, _ = accept(self, draft_ids, limit, logits)
+        n_accepted, _ = reference.accept_greedy(draft_ids, target_ids, limit)
+        return torch.cat([draft_ids, target_ids[:, -1:]], 1), n_accepted
 
     monkeypatch.setattr(GreedyAcceptance, "__call__", taking)
 

@@ -1,11 +1,13 @@
 """Models that would come out wrong are refused, by name or by the self-check."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
 from tiny_models import greedy_oracle, make_model, make_prompts
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, reference, selfcheck
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
 from specdec_fast.padded import PaddedModel
 
@@ -95,18 +97,22 @@ def test_what_cannot_take_a_4d_mask_is_refused_by_the_probe(name, extra):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_wrong_mask_or_position_is_refused(family, monkeypatch):
-    mask, positions = reference.attention_mask, reference.position_ids
-    broken = [
-        ("attention_mask", lambda *args: mask(args[0] - 1, *args[1:])),
-        ("attention_mask", lambda *args: mask(*args[:5])) if family == "gemma3" else None,
-        (
-            "position_ids",
-            lambda start, *args: positions(start, *args) + (torch.arange(len(start))[:, None] * args[0]) % 3,
-        ),
-    ]
-    for name, function in filter(None, broken):
+    step = ops.realign_step_
+
+    def broken(*args, break_what):
+        step(*args)
+        new_start, positions, masks, windows = args[10], args[12], args[13], args[14]
+        if break_what == "positions":
+            positions += new_start[:, None] % 3
+        for mask, window in zip(masks, windows):
+            if break_what == "padding":
+                mask.masked_fill_(mask != 0, 0).masked_fill_(~torch.ones_like(mask).tril(new_start[0]).bool(), -1e9)
+            elif break_what == "window" and window:
+                mask.copy_(masks[0])
+
+    for break_what in ("positions", "padding", *(["window"] if family == "gemma3" else [])):
         with monkeypatch.context() as patch:
-            patch.setattr(reference, name, function)
+            patch.setattr(ops, "realign_step_", partial(broken, break_what=break_what))
             with pytest.raises(UnsupportedModelError, match="self-check"):
                 generate(make_model(family, seed=1))
     generate(make_model(family, seed=1))

@@ -70,7 +70,7 @@ class ModelDrafter(Drafter):
 
     def begin(self, batch: PaddedBatch, longest: int) -> None:
         self_check(self.runner, longest)
-        self._cache: PaddedCache = batch.new_cache()
+        self._cache: PaddedCache = batch.attach(self.runner)
         self._pending: int | None = None
 
     def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
