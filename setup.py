@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.errors import SetupError
 
 MODES = ("auto", "none", "cpu", "cuda")
@@ -80,8 +80,8 @@ def extensions() -> dict:
 
 
 setup(
-    # named here because the symlinked kernels has no __init__.py
-    packages=["specdec_fast", "specdec_fast.drafters", "specdec_fast.kernels"],
+    # find_packages skips the symlinked kernels, which has no __init__.py
+    packages=[*find_packages(include=["specdec_fast", "specdec_fast.*"]), "specdec_fast.kernels"],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     **extensions(),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -58,7 +57,7 @@ class PaddedCache(Cache):
     """
 
     def __init__(self, capacity: int):
-        super().__init__(layer_class_to_replicate=functools.partial(PaddedLayer, self))  # type: ignore[arg-type]
+        super().__init__(layer_class_to_replicate=functools.partial(PaddedLayer, self))
         self.capacity = capacity
         self.column = 0
         self.first_column = 0
@@ -99,7 +98,7 @@ class PaddedCache(Cache):
         self._copied_bytes += len(holes) * (last - first) * self.bytes_per_column
 
     def repack(self, capacity: int, rows: int, span: tuple[int, int], column: int) -> None:
-        """Move the columns ``span`` of the first ``rows`` rows to ``column``, in new buffers if ``capacity`` differs."""
+        """Move columns ``span`` of the first ``rows`` rows to ``column``; another ``capacity`` means new buffers."""
         first, last = span
         for layer in self.layers:
             if not layer.is_initialized:

@@ -83,7 +83,10 @@ class PaddedBatch:
         self._block = (self.end - 2, num_drafts + 2)
 
     def mask(self, first: int, count: int, dtype: torch.dtype, window: int | None) -> Tensor:
-        """Additive mask of the queries in columns ``[first, first + count)``: ``[B, 1, count, first + count - first_column]``."""
+        """Additive mask of the queries in columns ``[first, first + count)``.
+
+        Shape ``[B, 1, count, first + count - first_column]``.
+        """
         block_first, block_count = self._block
         if first < block_first or first + count > block_first + block_count:
             return reference.attention_mask(self.start, first, count, self.first_column, dtype, window)
@@ -134,7 +137,7 @@ class PaddedBatch:
             The rows that now sit in slots 0..len(keep) - 1; a hole is filled by the last row, so that as few rows
             as possible are copied.
         """
-        old_end, self.end = self.end, new_end
+        self.end = new_end
         self.lengths = [length + n + 1 for length, n in zip(self.lengths, n_accepted, strict=True)]
         if len(keep) == len(self.lengths):
             return keep

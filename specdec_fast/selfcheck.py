@@ -36,16 +36,24 @@ def self_check(runner: PaddedModel, longest: int) -> None:
     done = _checked.setdefault(model, {})
     if done.get(attention, 0) >= width or width < 2 * _TAIL:
         return
+    name = f"{type(model).__name__} with attn_implementation={attention!r}"
     rows = _probe_rows(model, width)
     alone = [compat.one_shot_logits(model, row) for row in rows]
     noise = max(_difference(compat.incremental_logits(model, row, len(row) - _TAIL), a) for row, a in zip(rows, alone))
-    difference = _ragged_difference(runner, rows, alone)
     allowed = max(_ROUNDING.get(model.dtype, 5e-2), 8 * noise)
+    try:
+        difference = _ragged_difference(runner, rows, alone)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D "
+            "attention mask, position_ids and a Cache"
+        ) from error
     if not difference <= allowed:
         raise UnsupportedModelError(
-            f"{type(model).__name__} with attn_implementation={attention!r} failed the self-check of the padded layout: "
-            f"relative logit difference {difference:.1e} to its own single-row forward, rounding explains {allowed:.1e}; "
-            "its outputs would be silently wrong, so it is refused"
+            f"{name} failed the self-check of the padded layout: relative logit difference {difference:.1e} to its own "
+            f"single-row forward, rounding explains {allowed:.1e}; outputs would be silently wrong, so it is refused"
         )
     done[attention] = width
 
