@@ -66,12 +66,8 @@ def append_kv_memory(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_o
     _need_disjoint(written, [("k", k), ("v", v), ("row_of", row_of), ("position_of", position_of)])
     if row_of.device.type != "cpu":
         return
-    limits = (("row_of", row_of, k_pool.shape[0]), ("position_of", position_of, min(k_pool.shape[2], v_pool.shape[2])))
-    for name, index, size in limits:
-        _need_values(
-            (index >= 0) & (index < size),
-            lambda i, name=name, index=index, size=size: f"{name}[{i}] is {index[i].item()}; need 0..{size - 1}",
-        )
+    _need_in_range("row_of", row_of, k_pool.shape[0])
+    _need_in_range("position_of", position_of, min(k_pool.shape[2], v_pool.shape[2]))
 
 
 class StepArguments(NamedTuple):
@@ -133,7 +129,8 @@ def realign_step_shapes(*args) -> None:
 
 def realign_step_memory(*args) -> None:
     a = StepArguments(*args)
-    written, read = [], []
+    written: list[tuple[str, Tensor]] = []
+    read: list[tuple[str, Tensor]] = []
     for name, value in a._asdict().items():
         if isinstance(value, Tensor):
             (written if name in _STEP_WRITES else read).append((name, value))
@@ -204,6 +201,10 @@ def _need_values(accepted: Tensor, explain: Callable[[int], str]) -> None:
         torch._assert_async(accepted.all())
     except RuntimeError:
         _refuse(explain(int((~accepted).nonzero()[0, 0])))
+
+
+def _need_in_range(name: str, index: Tensor, size: int) -> None:
+    _need_values((index >= 0) & (index < size), lambda i: f"{name}[{i}] is {index[i].item()}; need 0..{size - 1}")
 
 
 class _Span:
