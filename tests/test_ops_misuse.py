@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import numpy as np
 import pytest
 import torch
 
@@ -234,3 +237,37 @@ def test_what_is_written_must_not_require_grad(name):
     (arguments["caches"][1] if "caches" in arguments else arguments["v_pool"]).requires_grad_()
     with pytest.raises(RuntimeError, match=r"\[1\] requires grad"):
         getattr(ops, name)(**arguments)
+
+
+def slots(x: torch.Tensor) -> set[int]:
+    """Storage slots of the elements of ``x``."""
+    index = sum(
+        torch.arange(n).view(-1, *[1] * (x.dim() - i - 1)) * s
+        for i, (n, s) in enumerate(zip(x.shape, x.stride(), strict=True))
+    )
+    return set((index + x.storage_offset()).flatten().tolist())
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_shared_memory_is_told_from_interleaved_memory_slot_by_slot(implementation):
+    rng = np.random.default_rng(0)
+    seen = {True: 0, False: 0}
+    for _ in range(1500):
+        strides, extent = [], 1
+        for size in reversed(rng.integers(1, 5, 4)):
+            strides.insert(0, extent + int(rng.integers(0, 4)))
+            extent = strides[0] * int(size)
+        storage = torch.zeros(3 * extent + 4 * sum(strides), dtype=torch.int16)
+        rows = int(rng.integers(1, 3))
+        views = []
+        for _ in range(2):
+            limits = [strides[0] // strides[1], strides[1] // strides[2], strides[2] // strides[3]]
+            shape = [rows, *(int(rng.integers(1, limit + 1)) for limit in limits)]
+            views.append(storage.as_strided(shape, strides, int(rng.integers(0, extent))))
+        shared = bool(slots(views[0]) & slots(views[1]))
+        seen[shared] += 1
+        none = torch.zeros(rows, dtype=torch.int64)
+        arguments = {"caches": views, "start": none, "num_columns": none.clone(), "shift": none.clone()}
+        with pytest.raises(RuntimeError, match="share memory") if shared else contextlib.nullcontext():
+            call(implementation, "realign_", arguments)
+    assert min(seen.values()) > 200

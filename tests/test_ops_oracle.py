@@ -113,7 +113,7 @@ def step_oracle(
                 mask[b, 0, q] = torch.tensor(line, dtype=mask.dtype)
 
 
-@examples(150)
+@examples(300)
 @given(step_cases())
 def test_realign_step(case):
     rows, columns, caches = case["shapes"]

@@ -143,8 +143,9 @@ def step_arguments(arena: Arena, case: dict) -> list:
     (rows, columns, caches), num_drafts = case["shapes"], case["num_drafts"]
     columns += num_drafts
     end = int(rng.integers(1, columns - num_drafts + 1))
-    # short rows beside long ones
-    length = rng.integers(1, np.where(rng.random(rows) < 0.5, min(end, 6), end) + 1)
+    # short rows, any rows, and rows with little room on the left
+    kind = rng.integers(0, 3, rows)
+    length = rng.integers(np.where(kind == 2, max(end - 3, 1), 1), np.where(kind == 0, min(end, 6), end) + 1)
     drafts = rng.integers(0, 50, (rows, num_drafts))
     target = rng.integers(0, 50, (rows, num_drafts + 1))
     n = rng.integers(0, num_drafts + 1, rows)
