@@ -6,6 +6,8 @@ ARGS ?=
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install $(PIP_ARGS) --constraint $(CONSTRAINTS)
+SOURCES := $(shell find csrc -type f) specdec_fast/schemas.inc
 
 .PHONY: run test test-full lint clean
 
@@ -29,8 +31,10 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-%: pyproject.toml setup.py $(CONSTRAINTS) | $(BIN)/python
-	$(BIN)/python -m pip install $(PIP_ARGS) --constraint $(CONSTRAINTS) --editable '.[$*]'
+# torch first: the operators are compiled against it
+$(VENV)/.installed-%: pyproject.toml setup.py $(CONSTRAINTS) $(SOURCES) | $(BIN)/python
+	$(PIP) 'setuptools>=77' ninja torch
+	$(PIP) --no-build-isolation --editable '.[$*]'
 	touch $@
 
 # its declared dependencies are heavy and unused
