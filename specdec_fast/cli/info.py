@@ -25,7 +25,7 @@ def info() -> None:
     print(f"threads      {torch.get_num_threads()}")
     print("backends")
     for backend in backends.available():
-        print(f"  {backend.name:<10} {'available' if backend.available else f'cannot run: {backend.reason}'}")
+        print(f"  {backend.name:<10} {'available' if backend.available else 'cannot run'}: {backend.reason}")
 
 
 def _version(package: str) -> str:
