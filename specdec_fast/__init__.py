@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .dropin import realign_cache as realign_cache
     from .drafters import ModelDrafter as ModelDrafter
     from .drafters import NgramDrafter as NgramDrafter
     from .drafters import SelfDrafter as SelfDrafter
@@ -20,6 +21,7 @@ _EXPORTS = {
     "ModelDrafter": "drafters",
     "NgramDrafter": "drafters",
     "SelfDrafter": "drafters",
+    "realign_cache": "dropin",
 }
 __all__ = ["__version__", *_EXPORTS]
 
