@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .dropin import realign_cache as realign_cache
     from .drafters import ModelDrafter as ModelDrafter
     from .drafters import NgramDrafter as NgramDrafter
     from .drafters import SelfDrafter as SelfDrafter
+    from .dropin import realign_cache as realign_cache
     from .eqspec import EQSpec as EQSpec
     from .result import GenerationResult as GenerationResult
 
