@@ -78,8 +78,8 @@ class DispatchCounter(TorchDispatchMode):
 
 
 def alternate(
-    candidates: dict[str, Callable[[], Any]], repeats: int, device: torch.device
-) -> Iterator[tuple[str, float, Any]]:
+    candidates: dict[Any, Callable[[], Any]], repeats: int, device: torch.device
+) -> Iterator[tuple[Any, float, Any]]:
     """Run every candidate once per repeat, in rotating order; yields name, seconds and what the candidate returned.
 
     A first, unmeasured pass warms up every candidate.
