@@ -39,8 +39,8 @@ SWEEP = [
     *(replace(CENTRE, content=content) for content in (128, 256, 1024, 2048)),
     *(replace(CENTRE, spread=spread) for spread in (0, 1, 3)),
 ]
-# a timed sample is this many rows, so that small batches see many verdicts
-ROWS = 32
+# a timed sample is about this many, so that small batches see many verdicts
+COLUMNS = 32 * 512
 SHARE_DRAWS, LAG_DRAWS = 500, 20_000
 
 MIN_SPEEDUP, MAX_OVER_FLOOR = 2.5, 1.25
@@ -53,7 +53,7 @@ def measure(case: Case, steps: dict[str, Callable[..., None]], device: torch.dev
     methods: dict[Key, Method] = commits | BASELINES
     generator = np.random.default_rng(0)
     batch = Batch(case, device)
-    verdicts = batch.verdicts(generator, max(1, ROWS // case.batch_size))
+    verdicts = batch.verdicts(generator, max(1, COLUMNS // (case.batch_size * case.content)))
     many = batch.verdicts(generator, SHARE_DRAWS)
     counts = check_and_count(methods, batch, verdicts)
     least = columns_written(Commit(reference.realign_step_, LAYOUTS["minimal"]), case, verdicts)

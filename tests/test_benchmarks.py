@@ -37,7 +37,7 @@ def verdict_of(batch, n_accepted):
 def tiny(monkeypatch):
     """The benchmark with small batches and few draws."""
     monkeypatch.setattr(realign, "GATED", [TINY])
-    monkeypatch.setattr(realign, "ROWS", 6)
+    monkeypatch.setattr(realign, "COLUMNS", 2 * TINY.batch_size * TINY.content)
     monkeypatch.setattr(realign, "SHARE_DRAWS", 20)
     monkeypatch.setattr(realign, "LAG_DRAWS", 100)
 
