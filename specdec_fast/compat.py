@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -126,13 +127,19 @@ def rope_depends_on_batch(model: PreTrainedModel) -> bool:
     return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
 
 
-def eos_ids(model: PreTrainedModel, eos_token_id: int | list[int] | None) -> list[int]:
+def window_sizes(model: PreTrainedModel) -> list[int]:
+    """Every size in the config that may hide tokens beyond it, whatever its model calls it."""
+    config = text_config(model).to_dict()
+    return [v for k, v in config.items() if ("window" in k or "chunk" in k) and type(v) is int and v > 0]
+
+
+def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | None) -> list[int]:
     """EOS ids as a list; ``None`` means the model's generation config."""
     if eos_token_id is None:
         eos_token_id = model.generation_config.eos_token_id
     if eos_token_id is None:
         return []
-    return [int(i) for i in eos_token_id] if isinstance(eos_token_id, (list, tuple)) else [int(eos_token_id)]
+    return [eos_token_id] if isinstance(eos_token_id, int) else [int(i) for i in eos_token_id]
 
 
 def pad_id(model: PreTrainedModel, pad_token_id: int | None, stop_ids: list[int]) -> int:

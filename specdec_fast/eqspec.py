@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ class EQSpec:
         attention_mask: Tensor | None = None,
         *,
         max_new_tokens: int,
-        eos_token_id: int | list[int] | None = None,
+        eos_token_id: int | Iterable[int] | None = None,
         pad_token_id: int | None = None,
         on_round: Callable[[GenerationStats], None] | None = None,
         on_finish: Callable[[RowResult], None] | None = None,
@@ -171,17 +171,14 @@ class _Run:
     ):
         self.decoder = decoder
         self.stop_ids = set(stop_ids)
+        # a round commits its drafts and a bonus, so more could never be used
+        self.num_draft_tokens = min(decoder.num_draft_tokens, max(1, max_new_tokens - 1))
         lengths = list(map(len, prompts))
-        self.batch = PaddedBatch(
-            input_ids,
-            lengths,
-            max_new_tokens,
-            decoder.num_draft_tokens,
-            stop_ids,
-            decoder.target.traits.max_position,
-        )
+        max_position = decoder.target.traits.max_position
+        self.batch = PaddedBatch(input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position)
         self.cache = self.batch.attach(decoder.target)
-        decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
+        self.drafting = decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
+        self.vocab_size = compat.text_config(decoder.target.model).vocab_size
         self.rows = [_Row(prompt, max_new_tokens, RowResult(i, len(prompt))) for i, prompt in enumerate(prompts)]
         self.active = list(self.rows)
         self.clock = StageClock(input_ids.device)
@@ -201,11 +198,11 @@ class _Run:
     def round(self) -> None:
         """Draft, verify, accept, commit, stop."""
         batch = self.batch
-        limits = [min(self.decoder.num_draft_tokens, row.remaining - 1) for row in self.active]
+        limits = [min(self.num_draft_tokens, row.remaining - 1) for row in self.active]
         batch.open_round(max(limits))
         with self.clock.stage("draft"):
             texts = [(row.result.index, row.text) for row in self.active]
-            drafts = self.decoder.drafter.draft(batch, texts, limits)
+            drafts = self._checked(self.drafting.draft(texts, limits), limits)
         last = batch.tokens[: len(batch), batch.end - 1 : batch.end]
         self.stats.rounds += 1
         self.stats.host_reads += 1
@@ -241,6 +238,20 @@ class _Run:
                     self._finished.append(row.result)
             self.active = [rows[slot] for slot in batch.advance(summary)]
         return [line[0] for line in summary]
+
+    def _checked(self, drafts: Drafts, limits: list[int]) -> Drafts:
+        """Drafts cut to the columns in use, or an error that names what the drafter got wrong."""
+        ids, counts = drafts
+        name = type(self.decoder.drafter).__name__
+        if len(counts) != len(limits) or not all(0 <= n <= limit for n, limit in zip(counts, limits, strict=True)):
+            raise InputError(f"{name} drafted {counts} tokens; need 0 to {limits}")
+        width, tokens = max(counts), self.batch.tokens
+        if ids.dim() != 2 or len(ids) != len(limits) or ids.shape[1] < width or ids.dtype != torch.int64:
+            raise InputError(f"{name} drafted ids {ids.dtype} {list(ids.shape)}; need int64 [{len(limits)}, {width}]")
+        if ids.device != tokens.device:
+            raise InputError(f"{name} drafted on {ids.device}; the batch is on {tokens.device}")
+        # filler may be anything, and an id no row can hold is only a wrong draft
+        return Drafts(ids[:, :width].clamp(0, self.vocab_size - 1), counts)
 
     def _append(self, row: _Row, tokens: list[int]) -> None:
         stop = next((i for i, token in enumerate(tokens) if token in self.stop_ids), None)

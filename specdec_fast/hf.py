@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import (
@@ -20,6 +21,8 @@ from .drafters import Drafter
 from .eqspec import EQSpec
 from .errors import InputError
 
+_PLAIN_INPUTS = ("attention_mask", "cache_position", "logits_to_keep", "use_cache")
+
 
 def eqspec(
     draft: Drafter | PreTrainedModel, *, num_draft_tokens: int = 5, acceptance: Acceptance | None = None
@@ -28,7 +31,9 @@ def eqspec(
 
     transformers prepares inputs, limits and EOS ids as for its own methods, and gets its own result type back. Only
     greedy decoding is served: sampling, beams, logits processors (a repetition penalty, say) and stopping criteria
-    other than length and EOS raise :class:`~specdec_fast.errors.InputError`.
+    other than length and EOS raise :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and
+    their mask, position IDs of the caller's own and a cache that holds something. transformers hands a decoding method
+    no ``streamer``, so none is served, and a cache that is passed stays empty.
 
     Args:
         draft: a drafter or a draft model.
@@ -47,11 +52,12 @@ def eqspec(
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        _refuse(logits_processor, stopping_criteria, generation_config)
-        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
-        eos = generation_config.eos_token_id
         # a parameter of that name would take the mask away from transformers' own preparation
         attention_mask = model_kwargs.get("attention_mask")
+        _refuse(logits_processor, stopping_criteria, generation_config)
+        _refuse_inputs(model_kwargs, input_ids)
+        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),
             None if attention_mask is None else attention_mask.to(model.device),
@@ -79,3 +85,18 @@ def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, con
         raise InputError(
             f"{', '.join(names)} would change the output and cannot be applied; supported are EOS and length"
         )
+
+
+def _refuse_inputs(model_kwargs: dict[str, Any], input_ids: Tensor) -> None:
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    for name, value in model_kwargs.items():
+        if name in ("cache", "past_key_values"):
+            if value is not None and value.get_seq_length() > 0:
+                raise InputError(f"{name} holds {value.get_seq_length()} tokens; only an empty cache is supported")
+        elif name == "position_ids":
+            own = (mask.cumsum(-1) - 1)[mask.bool()]
+            if value is not None and not torch.equal(value.expand_as(mask)[mask.bool()], own):
+                raise InputError("position_ids are not those of attention_mask; leave them out")
+        elif name not in _PLAIN_INPUTS and value is not None and value is not False:
+            raise InputError(f"{name} is no input that batch speculative decoding can pass on; leave it out")

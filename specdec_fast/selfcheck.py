@@ -15,7 +15,9 @@ from .padded import PaddedBatch, PaddedModel
 _TAIL = 7
 _DRAFTS = (3, 1)
 _ACCEPTED = ((3, 1), (1, 1))
+# relative logit difference that rounding may cause; eager attention has a float32 softmax even in float64
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
+_HALF_ROUNDING = 5e-2
 _checked: WeakKeyDictionary[PreTrainedModel, dict[str, int]] = WeakKeyDictionary()
 
 
@@ -30,18 +32,21 @@ def self_check(runner: PaddedModel, longest: int) -> None:
         UnsupportedModelError: the logits differ by more than rounding.
     """
     model, traits = runner.model, runner.traits
-    reachable = [w for w in traits.windows.values() if w is not None and w < longest]
+    reachable = [width for width in compat.window_sizes(model) if width < longest]
     width = min(max(reachable, default=8) + 2 * _TAIL, traits.max_position + 1)
     attention = compat.text_config(model)._attn_implementation
     done = _checked.setdefault(model, {})
-    if done.get(attention, 0) >= width or width < 2 * _TAIL:
+    if done.get(attention, 0) >= width:
         return
     name = f"{type(model).__name__} with attn_implementation={attention!r}"
-    rows = _probe_rows(model, width)
-    alone = [compat.one_shot_logits(model, row) for row in rows]
-    noise = max(_difference(compat.incremental_logits(model, row, len(row) - _TAIL), a) for row, a in zip(rows, alone))
-    allowed = max(_ROUNDING.get(model.dtype, 5e-2), 8 * noise)
+    if width < 2 * _TAIL:
+        raise UnsupportedModelError(f"{name} has a context of {width} tokens; the self-check needs {2 * _TAIL}")
+    rounding = _ROUNDING.get(model.dtype, _HALF_ROUNDING)
     try:
+        rows = _probe_rows(model, width)
+        alone = [compat.one_shot_logits(model, row) for row in rows]
+        cached = [compat.incremental_logits(model, row, len(row) - _TAIL) for row in rows]
+        noise = max(map(_difference, cached, alone))
         difference = _ragged_difference(runner, rows, alone)
     except torch.OutOfMemoryError:
         raise
@@ -50,6 +55,12 @@ def self_check(runner: PaddedModel, longest: int) -> None:
             f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D "
             "attention mask, position_ids and a Cache"
         ) from error
+    if not noise <= 4 * rounding:
+        raise UnsupportedModelError(
+            f"{name}: its own logits with a KV cache differ from those without one by {noise:.1e} (relative), so it "
+            "does not decode causally and no cached decoding can be checked against it"
+        )
+    allowed = max(rounding, min(8 * noise, 4 * rounding))
     if not difference <= allowed:
         raise UnsupportedModelError(
             f"{name} failed the self-check of the padded layout: relative logit difference {difference:.1e} to its own "
@@ -61,7 +72,7 @@ def self_check(runner: PaddedModel, longest: int) -> None:
 def _probe_rows(model: PreTrainedModel, width: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     size = compat.text_config(model).vocab_size
-    return [torch.randint(size, (n,), generator=generator).to(model.device) for n in (width, width - 5)]
+    return [torch.randint(size, (n,), generator=generator, device="cpu").to(model.device) for n in (width, width - 5)]
 
 
 def _ragged_difference(runner: PaddedModel, rows: list[Tensor], alone: list[Tensor]) -> float:

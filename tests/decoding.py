@@ -10,7 +10,7 @@ from tiny_models import greedy_oracle, left_pad
 from transformers import PreTrainedModel
 
 from specdec_fast import EQSpec
-from specdec_fast.drafters import Drafter, Drafts
+from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.result import GenerationResult
 
 
@@ -60,7 +60,7 @@ def decode(
     return comparison
 
 
-class NoisyOracleDrafter(Drafter):
+class NoisyOracleDrafter(Drafter, DraftRun):
     """Drafts the target's own text, each token spoiled with a given probability, and sometimes fewer than asked."""
 
     def __init__(self, model: PreTrainedModel, prompts, max_new_tokens: int, seed: int, wrong: float = 0.3):
@@ -69,7 +69,10 @@ class NoisyOracleDrafter(Drafter):
         self.generator = torch.Generator().manual_seed(seed)
         self.wrong = wrong
 
-    def draft(self, batch, texts, limits):
+    def begin(self, batch, longest):
+        return self
+
+    def draft(self, texts, limits):
         ids = torch.zeros(len(limits), max(limits), dtype=torch.int64)
         counts = []
         for slot, ((row, text), limit) in enumerate(zip(texts, limits, strict=True)):

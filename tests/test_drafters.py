@@ -3,11 +3,12 @@
 import pytest
 import torch
 from decoding import decode
-from tiny_models import DRAFT_NOISE, FAMILIES, left_pad, make_draft, make_model, make_prompts
+from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, compat
+from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.drafters.self_draft import layer_subset, parse_layers
 from specdec_fast.errors import InputError
 from specdec_fast.padded import PaddedBatch
@@ -15,7 +16,7 @@ from specdec_fast.padded import PaddedBatch
 
 def lookup(text, limit, **options):
     batch = PaddedBatch(torch.tensor([text]), [len(text)], 10, 5, [], 511)
-    drafts = NgramDrafter(**options).draft(batch, [(0, text)], [limit])
+    drafts = NgramDrafter(**options).begin(batch, 20).draft([(0, text)], [limit])
     assert drafts.counts == [drafts.ids.shape[1]]
     return drafts.ids[0].tolist()
 
@@ -36,20 +37,73 @@ def test_ngram_continues_a_repetition_periodically():
 def test_ngram_rows_without_a_match_draft_nothing():
     texts = [(0, [1, 2, 1, 2]), (5, [6, 7, 8, 9]), (2, [3, 3])]
     batch = PaddedBatch(torch.ones(3, 4, dtype=torch.int64), [4, 4, 2], 10, 5, [], 511)
-    drafts = NgramDrafter().draft(batch, texts, [2, 5, 0])
+    drafts = NgramDrafter().begin(batch, 20).draft(texts, [2, 5, 0])
     assert drafts.counts == [2, 0, 0]
     assert drafts.ids.tolist() == [[1, 2], [0, 0], [0, 0]]
 
 
-def test_ngram_indexes_each_token_once_and_forgets_old_batches():
-    drafter = NgramDrafter()
+def test_ngram_indexes_each_token_once_and_keeps_batches_apart():
     batch = PaddedBatch(torch.ones(1, 4, dtype=torch.int64), [4], 10, 5, [], 511)
+    drafter = NgramDrafter()
+    run = drafter.begin(batch, 20)
     text = [1, 2, 3, 1]
-    assert drafter.draft(batch, [(0, text)], [1]).ids.tolist() == [[2]]
+    assert run.draft([(0, text)], [1]).ids.tolist() == [[2]]
     text += [9, 2, 5, 1]
-    assert drafter.draft(batch, [(0, text)], [1]).ids.tolist() == [[9]], "tokens added since were indexed"
-    drafter.begin(batch, 10)
-    assert drafter.draft(batch, [(0, [9, 9, 9, 1])], [1]).ids.shape == (1, 0)
+    assert run.draft([(0, text)], [1]).ids.tolist() == [[9]], "tokens added since were indexed"
+    assert drafter.begin(batch, 20).draft([(0, [9, 9, 9, 1])], [1]).ids.shape == (1, 0)
+
+
+class Scripted(Drafter, DraftRun):
+    def __init__(self, drafts):
+        self.drafts = drafts
+
+    def begin(self, batch, longest):
+        return self
+
+    def draft(self, texts, limits):
+        return self.drafts
+
+
+@pytest.mark.parametrize(
+    ("ids", "counts", "message"),
+    [
+        (torch.zeros(2, 9, dtype=torch.int64), [9, 9], r"drafted \[9, 9\] tokens; need 0 to \[3, 3\]"),
+        (torch.zeros(2, 3, dtype=torch.int64), [1, -1], r"drafted \[1, -1\]"),
+        (torch.zeros(2, 3, dtype=torch.int64), [1], r"drafted \[1\]"),
+        (torch.zeros(2, 1, dtype=torch.int64), [1, 2], r"\[2, 1\]; need int64 \[2, 2\]"),
+        (torch.zeros(1, 3, dtype=torch.int64), [1, 1], r"\[1, 3\]; need"),
+        (torch.zeros(2, 3, dtype=torch.int32), [1, 1], "int32"),
+    ],
+)
+def test_a_drafter_that_breaks_its_contract_is_named(ids, counts, message):
+    decoder = EQSpec(make_model("llama", seed=1), Scripted(Drafts(ids, counts)), num_draft_tokens=3)
+    with pytest.raises(InputError, match=f"Scripted {message}|Scripted drafted ids .*{message}"):
+        decoder.generate(torch.tensor([[5, 6], [7, 8]]), max_new_tokens=20, eos_token_id=[])
+
+
+@pytest.mark.parametrize("filler", [-1, 96, 10**9])
+def test_filler_and_ids_outside_the_vocabulary_are_only_wrong_drafts(filler):
+    model = make_model("llama", seed=1)
+    prompts = [[5, 6], [7, 8]]
+    drafter = Scripted(None)
+    drafter.draft = lambda texts, limits: Drafts(torch.full((2, 5), filler), [0, min(1, limits[1])])
+    result = EQSpec(model, drafter).generate(torch.tensor(prompts), max_new_tokens=4, eos_token_id=[])
+    assert [row.token_ids for row in result.rows] == [greedy_oracle(model, prompt, 4) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_a_decoder_can_be_used_inside_its_own_callback(kind):
+    model = make_model("llama", seed=1)
+    drafter = ModelDrafter(make_draft(model, DRAFT_NOISE["llama"], 5)) if kind == "model" else NgramDrafter()
+    decoder = EQSpec(model, drafter, num_draft_tokens=3)
+    prompts, inner = make_prompts([3, 9, 5], 1), []
+
+    def generate(**callbacks):
+        result = decoder.generate(*left_pad(prompts, 0), max_new_tokens=12, eos_token_id=[], **callbacks)
+        return [row.token_ids for row in result.rows]
+
+    outer = generate(on_round=lambda _: inner.append(generate()))
+    assert outer == inner[0] == [greedy_oracle(model, prompt, 12) for prompt in prompts]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 3), (3, 2)])

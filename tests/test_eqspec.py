@@ -138,6 +138,14 @@ def test_sequences_are_shaped_as_transformers_returns_them():
         assert length == len(prompt) + len(row.token_ids)
 
 
+def test_more_drafts_than_new_tokens_cost_no_memory():
+    model = make_model("llama", seed=6)
+    result = EQSpec(model, NgramDrafter(), num_draft_tokens=10**9).generate(
+        torch.tensor([[5, 6, 5, 6]]), max_new_tokens=8, eos_token_id={7, 8}
+    )
+    assert result.rows[0].token_ids == greedy_oracle(model, [5, 6, 5, 6], 8, [7, 8])
+
+
 def test_one_new_token_needs_no_round():
     model = make_model("llama", seed=6)
     prompts = make_prompts([5, 2], 6)
@@ -153,7 +161,7 @@ def test_drafts_shrink_per_row_near_the_limit():
     drafter = NoisyOracleDrafter(model, prompts, 13, seed=1, wrong=0.2)
     drafter_limits = []
     inner = drafter.draft
-    drafter.draft = lambda batch, texts, limits: drafter_limits.append(limits) or inner(batch, texts, limits)
+    drafter.draft = lambda texts, limits: drafter_limits.append(limits) or inner(texts, limits)
     seen = decode(model, drafter, prompts, k=5, max_new_tokens=13)
     assert seen.wrong == 0
     assert all(0 <= limit <= 5 for limits in drafter_limits for limit in limits)

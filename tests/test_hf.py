@@ -3,8 +3,9 @@
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
+from transformers import DynamicCache
 
-from specdec_fast import ModelDrafter, NgramDrafter, hf
+from specdec_fast import ModelDrafter, NgramDrafter, compat, hf
 from specdec_fast.errors import InputError
 
 
@@ -44,8 +45,20 @@ def test_a_dict_is_returned_when_asked_for():
         ({"repetition_penalty": 1.5}, "RepetitionPenalty"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
         ({"max_time": 10.0}, "MaxTimeCriteria"),
+        ({"position_ids": torch.tensor([[3, 4, 5, 6]])}, "position_ids"),
+        ({"inputs_embeds": torch.zeros(1, 4, 64, dtype=torch.float64)}, "inputs_embeds"),
     ],
 )
 def test_what_greedy_cannot_honour_is_refused(options, message):
     with pytest.raises(InputError, match=message):
         generate(make_model("llama", seed=2), make_prompts([4], seed=5), NgramDrafter(), **options)
+
+
+def test_a_cache_that_holds_something_is_refused():
+    model = make_model("llama", seed=2)
+    cache = DynamicCache(config=model.config)
+    prompt = make_prompts([4], seed=5)
+    name = compat.cache_argument(model)
+    model(torch.tensor(prompt)[:, :3], **{name: cache})
+    with pytest.raises(InputError, match="holds 3 tokens"):
+        generate(model, prompt, NgramDrafter(), **{name: cache})

@@ -95,6 +95,23 @@ def test_what_cannot_take_a_4d_mask_is_refused_by_the_probe(name, extra):
         generate(build(name, **extra))
 
 
+# their own cached forward differs from the one without a cache, which must not widen what passes for rounding
+@pytest.mark.parametrize(("name", "extra"), [("Bert", {}), ("Roberta", {}), ("Doge", {"keep_window_size": 20})])
+def test_models_that_do_not_decode_causally_are_refused(name, extra):
+    model = build(name, **extra)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.2)
+    with pytest.raises(UnsupportedModelError, match=r"does not decode causally|self-check|cannot run"):
+        generate(model)
+
+
+def test_a_context_too_short_to_check_is_refused():
+    model = build("Llama", max_position_embeddings=13)
+    with pytest.raises(UnsupportedModelError, match="context of 13 tokens"):
+        EQSpec(model, NgramDrafter()).generate(torch.tensor([[5, 6]]), max_new_tokens=4, eos_token_id=[])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_wrong_mask_or_position_is_refused(family, monkeypatch):
     step = ops.realign_step_

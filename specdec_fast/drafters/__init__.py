@@ -1,8 +1,8 @@
 """Where drafts come from."""
 
-from .base import Drafter, Drafts
+from .base import Drafter, DraftRun, Drafts
 from .model import ModelDrafter
 from .ngram import NgramDrafter
 from .self_draft import SelfDrafter
 
-__all__ = ["Drafter", "Drafts", "ModelDrafter", "NgramDrafter", "SelfDrafter"]
+__all__ = ["DraftRun", "Drafter", "Drafts", "ModelDrafter", "NgramDrafter", "SelfDrafter"]

@@ -19,21 +19,25 @@ class Drafts(NamedTuple):
     counts: list[int]
 
 
+class DraftRun(ABC):
+    """Drafts for one batch, from its first round to its last."""
+
+    @abstractmethod
+    def draft(self, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
+        """Draft at most ``limits[b]`` tokens for row b.
+
+        Args:
+            texts: per active row, its id (stable within the batch) and its tokens, prompt included.
+            limits: drafts a row can use, 0 or more.
+        """
+
+
 class Drafter(ABC):
-    """Proposes tokens for every active row of a round."""
+    """Proposes tokens for the rows of a batch; what it remembers of one batch lives in a :class:`DraftRun`."""
 
     def check(self, target: PreTrainedModel) -> None:
         """Raise :class:`~specdec_fast.errors.InputError` if this drafter cannot draft for ``target``."""
 
-    def begin(self, batch: PaddedBatch, longest: int) -> None:
-        """Start a new batch, before its first forward; no row will outgrow ``longest`` tokens."""
-
     @abstractmethod
-    def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
-        """Draft at most ``limits[b]`` tokens for row b.
-
-        Args:
-            batch: the rows as they stand on the device.
-            texts: per active row, its id (stable within the batch) and its tokens, prompt included.
-            limits: drafts a row can use, 0 or more.
-        """
+    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
+        """Start on a batch, before its first forward; no row will outgrow ``longest`` tokens."""

@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import compat
-from ..cache import PaddedCache
 from ..errors import InputError
 from ..padded import PaddedBatch, PaddedModel
 from ..selfcheck import self_check
-from .base import Drafter, Drafts
+from .base import Drafter, DraftRun, Drafts
 
 
 class ModelDrafter(Drafter):
@@ -68,26 +67,33 @@ class ModelDrafter(Drafter):
                 "tokenizer= and target_tokenizer= so that the vocabularies can be compared"
             )
 
-    def begin(self, batch: PaddedBatch, longest: int) -> None:
+    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
         self_check(self.runner, longest)
-        self._cache: PaddedCache = batch.attach(self.runner)
-        self._pending: int | None = None
+        return _ModelRun(self.runner, self._vocabulary, batch)
 
-    def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
-        num_drafts = max(limits)
+
+class _ModelRun(DraftRun):
+    def __init__(self, runner: PaddedModel, vocabulary: int, batch: PaddedBatch):
+        self.runner, self.vocabulary, self.batch = runner, vocabulary, batch
+        self.cache = batch.attach(runner)
+        # trailing columns whose KV may be missing; before the first round, all of them
+        self.pending: int | None = None
+
+    def draft(self, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
+        batch, num_drafts = self.batch, max(limits)
         if num_drafts == 0:
-            if self._pending is not None:
-                self._pending += 1
+            if self.pending is not None:
+                self.pending += 1
             return Drafts(batch.tokens.new_zeros(len(batch), 0), limits)
-        first = batch.first_column if self._pending is None else batch.end - self._pending
+        first = batch.first_column if self.pending is None else batch.end - self.pending
         # ids beyond the shared vocabulary are padding no tokenizer emits; the clamp only keeps a lookup in range
-        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self._vocabulary - 1)
+        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self.vocabulary - 1)
         drafts = []
         for step in range(num_drafts):
-            logits = self.runner.forward(batch, self._cache, first, ids, keep=1)[:, -1, : self._vocabulary]
+            logits = self.runner.forward(batch, self.cache, first, ids, keep=1)[:, -1, : self.vocabulary]
             ids = logits.argmax(-1, keepdim=True)
             drafts.append(ids)
             first = batch.end + step
         # a fully accepted block leaves the last draft without KV, so the next round feeds two tokens
-        self._pending = 2
+        self.pending = 2
         return Drafts(torch.cat(drafts, 1), limits)

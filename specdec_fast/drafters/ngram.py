@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 
 from ..errors import InputError
 from ..padded import PaddedBatch
-from .base import Drafter, Drafts
+from .base import Drafter, DraftRun, Drafts
 
 
 class NgramDrafter(Drafter):
@@ -26,19 +27,23 @@ class NgramDrafter(Drafter):
         if not 1 <= min_ngram <= max_ngram:
             raise InputError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: need 1 <= min_ngram <= max_ngram")
         self.sizes = range(max_ngram, min_ngram - 1, -1)
-        self._indexes: dict[int, _NgramIndex] = {}
 
-    def begin(self, batch: PaddedBatch, longest: int) -> None:
-        self._indexes = {}
+    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
+        return _NgramRun(batch.tokens.device, self.sizes)
 
-    def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
-        found = []
-        for (row, tokens), limit in zip(texts, limits, strict=True):
-            index = self._indexes.setdefault(row, _NgramIndex(self.sizes))
-            found.append(index.continuation(tokens, limit))
+
+class _NgramRun(DraftRun):
+    def __init__(self, device: torch.device, sizes: range):
+        self.device = device
+        self.index_of: defaultdict[int, _NgramIndex] = defaultdict(lambda: _NgramIndex(sizes))
+
+    def draft(self, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
+        found = [
+            self.index_of[row].continuation(tokens, limit) for (row, tokens), limit in zip(texts, limits, strict=True)
+        ]
         width = max(map(len, found))
         ids = torch.tensor([draft + [0] * (width - len(draft)) for draft in found], dtype=torch.int64)
-        return Drafts(ids.to(batch.tokens.device), [len(draft) for draft in found])
+        return Drafts(ids.to(self.device), [len(draft) for draft in found])
 
 
 class _NgramIndex:
