@@ -81,6 +81,10 @@ MEANING = {
     "shf.r.wrap.b32 %r9, %r3, %r4, 8;": (A >> 8) | (B << 24),
     "prmt.b32 %r9, %r3, %r4, 0x7610;": (A & 0xFFFF) | (B & 0xFF000000) | (B & 0x00FF0000),
     "prmt.b32 %r9, %r3, %r4, 0x888b;": np.where(A >> 31, 255, 0) | np.where(A & 128, 0xFFFFFF00, 0),
+    "bfe.u32 %r9, %r3, 5, 9;": (A >> 5) & 511,
+    "bfe.u32 %r9, %r3, 20, 40;": A >> 20,
+    "bfe.u32 %r9, %r3, 32, 1;": np.zeros_like(A),
+    "mov.b64 %d2, {%r3, %r4}; bfe.u64 %d2, %d2, 31, 2; cvt.u32.u64 %r9, %d2;": (A >> 31) | ((B & 1) << 1),
     "setp.lt.s32 %p0, %r3, %r4; selp.b32 %r9, 5, 6, %p0;": np.where(SIGNED_A < SIGNED_B, 5, 6),
     "setp.hs.u32 %p0|%p1, %r3, %r4; selp.b32 %r9, 5, 6, %p1;": np.where(A < B, 5, 6),
     "setp.eq.s32 %p1, %r3, 0; setp.gt.or.s32 %p0, %r4, 0, %p1; selp.b32 %r9, 1, 0, %p0;": (SIGNED_B > 0) | (A == 0),
@@ -95,6 +99,26 @@ MEANING = {
     "mov.u32 %r9, 0; mov.u32 %r5, 0; L: add.s32 %r9, %r9, %r5; add.s32 %r5, %r5, 1; setp.le.u32 %p0, %r5, %r1;"
     "@%p0 bra L;": np.arange(144) * np.arange(1, 145) // 2,
 }
+
+
+# in each warp
+WARP_MEANING = {
+    "redux.sync.add.s32 %r9, %r3, -1;": lambda a: a.sum(),
+    "redux.sync.max.s32 %r9, %r3, -1;": lambda a: a.view(np.int32).max(),
+    "redux.sync.min.u32 %r9, %r3, -1;": lambda a: a.min(),
+    "shfl.sync.bfly.b32 %r9, %r3, 5, 31, -1;": lambda a: a[np.arange(32) ^ 5],
+}
+
+
+@pytest.mark.parametrize("body", WARP_MEANING)
+def test_warp_instruction(body):
+    out, source = torch.zeros(64, dtype=torch.int32), torch.from_numpy(values(64).view(np.int32))
+    load = "mul.wide.u32 %d7, %r1, 4; add.s64 %d7, %d1, %d7; ld.global.b32 %r3, [%d7];"
+    emulate(load + body + STORE, out, source, threads=64)
+    want = [np.broadcast_to(WARP_MEANING[body](warp), 32) for warp in values(64).reshape(2, 32)]
+    assert np.array_equal(out.numpy().view(np.uint32), np.concatenate(want).astype(np.uint32))
+    with pytest.raises(PtxError, match="whole warp"):
+        emulate("setp.lt.u32 %p0, %r1, 40; @%p0 " + body, out, source, threads=64)
 
 
 @pytest.mark.parametrize("body", MEANING)
@@ -130,6 +154,12 @@ def test_instruction(body):
 def test_what_is_not_known_is_refused_before_it_runs(body):
     with pytest.raises(Unsupported):
         Emulator(MODULE.format(body=f"ret; {body}", globals=""))
+
+
+def test_line_numbers_and_comments_hide_no_instruction():
+    out = torch.zeros(32, dtype=torch.int32)
+    emulate("mov.u32 %r9, 1; // two\n    .loc 1 5 3, function_name L, inlined_at 1 2 3\n mov.u32 %r9, 2;" + STORE, out)
+    assert out.eq(2).all()
 
 
 def test_predicates_and_data_do_not_mix():

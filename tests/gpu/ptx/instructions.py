@@ -252,6 +252,61 @@ def _access(form: Form) -> Step:
     return store
 
 
+@_handles("bfe")
+def _extract_bits(form: Form) -> Step:
+    type_name = form.need("u32", "u64")
+    bits = 8 * size_of(type_name)
+
+    def extract(a: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        first, count = first % np.uint32(256), count % np.uint32(256)
+        moved = np.where(first < bits, a >> np.minimum(first, bits - 1).astype(a.dtype), a.dtype.type(0))
+        unwanted = np.minimum(bits - np.minimum(count, bits), bits - 1).astype(a.dtype)
+        kept = moved << unwanted >> unwanted
+        return np.where(count > 0, kept, a.dtype.type(0))
+
+    return _elementwise(form, extract, [type_name, "u32", "u32"])
+
+
+def _by_warp(lanes: np.ndarray, mask: np.ndarray, threads: Threads) -> tuple[int, int]:
+    """Shape of ``lanes`` as warps; refuses a warp of which only a part is here."""
+    whole = threads.special["%laneid"][lanes].reshape(-1, 32) if len(lanes) % 32 == 0 else np.empty((0, 32))
+    if not len(whole) or (whole != np.arange(32)).any() or (mask != np.uint32(0xFFFFFFFF)).any():
+        raise PtxError("a warp instruction without the whole warp")
+    return whole.shape
+
+
+@_handles("redux")
+def _reduce_warp(form: Form) -> Step:
+    form.need("sync")
+    reduce = {"add": np.add, "min": np.minimum, "max": np.maximum}[form.need("add", "min", "max")]
+    type_name = form.need("s32", "u32")
+    form.expect(3)
+    write, read, members = form.write(), form.read(1, type_name), form.read(2, "u32")
+
+    def step(threads: Threads, lanes: np.ndarray) -> None:
+        values = read(threads, lanes)
+        warps = values.reshape(_by_warp(lanes, members(threads, lanes), threads))
+        write(threads, lanes, np.repeat(reduce.reduce(warps, axis=1, dtype=values.dtype), 32))
+
+    return step
+
+
+@_handles("shfl")
+def _shuffle(form: Form) -> Step:
+    form.need("sync"), form.need("bfly"), form.need("b32")
+    form.expect(5)
+    write, read, by, clamp, members = form.write(), *(form.read(i, "u32") for i in range(1, 5))
+
+    def step(threads: Threads, lanes: np.ndarray) -> None:
+        values, other = read(threads, lanes), np.arange(32) ^ by(threads, lanes)[0] % np.uint32(32)
+        warps = values.reshape(_by_warp(lanes, members(threads, lanes), threads))
+        if len(np.unique(by(threads, lanes))) > 1 or (clamp(threads, lanes) != 31).any():
+            raise PtxError("a shuffle over less than the warp")
+        write(threads, lanes, warps[:, other].ravel())
+
+    return step
+
+
 @_handles("trap")
 def _trap(form: Form) -> Step:
     form.expect(0)

@@ -12,8 +12,8 @@ from .types import NAME, size_of
 _SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.({NAME})\s+([\w$]+)\s*(?:\[(\d*)\])?")
 _PARAM = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.({NAME})\b.*?([\w$]+)\s*(?:\[(\d+)\])?$")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
-# these describe the file or the launch, not what a thread does
-_IGNORED = re.compile(r"\.(pragma|loc|file|section|minnctapersm|maxnreg)\b")
+# whole lines, and comments, that say nothing about what a thread does
+_NOISE = re.compile(r"//[^\n]*|^[ \t]*\.(?:loc|file)\b[^\n]*", re.M)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Kernel:
 
 def parse(source: str) -> dict[str, Kernel]:
     """Kernels of a PTX module by name."""
-    source = re.sub(r"//[^\n]*", "", source)
+    source = _NOISE.sub("", source)
     kernels = {}
     for entry in re.finditer(r"\.entry\s+([\w$]+)\s*\(", source):
         head = source.index(")", entry.end())
@@ -162,7 +162,7 @@ def _parse_body(kernel: Kernel, body: str, line: int) -> None:
         elif ".shared" in text.split()[:2]:
             _declare_shared(kernel, text)
         elif text.startswith("."):
-            if not _IGNORED.match(text):
+            if not text.startswith(".pragma"):
                 raise Unsupported(f"line {at}: `{text}`")
         else:
             kernel.code.append(_instruction(text, scopes, at))
