@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu import artefacts, cases, harness
+from gpu import artefacts, cases, gates, harness
 from gpu.arguments import assert_same_memory, duplicate, tensors
 from gpu.ptx import DataRace, Emulator, Statistics, Trap
 from gpu.static_gate import resources
-from specdec_fast import reference
 
 needs_nvcc = pytest.mark.skipif(not artefacts.HAS_NVCC, reason="nvcc is not on the path")
 
@@ -34,16 +33,7 @@ def repeated(counts: dict[str, int]):
 def for_each_case(operation: str, count: int, check) -> None:
     """Call ``check`` with arguments, threads in a block, and blocks that are wanted."""
     case = st.tuples(cases.arguments(operation, BYTES), st.sampled_from([32, 32, 64]), st.sampled_from([1, 60]))
-    run = settings(
-        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
-    run(given(case)(lambda drawn: check(*drawn)))()
-
-
-def expected(operation: str, arguments: list) -> list:
-    want = duplicate(arguments)
-    getattr(reference, operation)(*want)
-    return want
+    gates.for_each(case, count, lambda drawn: check(*drawn))
 
 
 @functools.cache
@@ -56,7 +46,9 @@ def emulator(sources=artefacts.SOURCES) -> Emulator:
     return Emulator(artefacts.ptx(sources))
 
 
-def emulate(operation: str, arguments: list, threads: int, wanted_blocks: int, sources=artefacts.SOURCES) -> Statistics:
+def emulate(
+    operation: str, arguments: list, threads: int = 64, wanted_blocks: int = 1, sources=artefacts.SOURCES
+) -> Statistics:
     blocks, shared, parameters = packer()(operation, arguments, threads, wanted_blocks)
     if not blocks:
         return Statistics()
@@ -71,7 +63,7 @@ def test_emulated(operation, count):
     def check(arguments, threads, wanted_blocks):
         got = duplicate(arguments)
         emulate(operation, got, threads, wanted_blocks)
-        assert_same_memory(got, expected(operation, arguments))
+        assert_same_memory(got, gates.expected(operation, arguments))
 
     for_each_case(operation, count, check)
 
@@ -83,7 +75,7 @@ def test_on_host(operation, count, sanitizer, tmp_path):
 
     def check(arguments, threads, wanted_blocks):
         case = harness.words(operation, arguments, threads, wanted_blocks, numbered=True)
-        harness.write_case(file, case, arguments, expected(operation, arguments))
+        harness.write_case(file, case, arguments, gates.expected(operation, arguments))
 
     for_each_case(operation, count, check)
     done = harness.run(artefacts.program(sanitizer), file, SHIM_CONC="2")
@@ -91,13 +83,9 @@ def test_on_host(operation, count, sanitizer, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("shift", [1, 700, -3, -1500])
-def test_moves_of_more_than_1024_columns(shift):
-    cache = torch.randint(256, (2, 1, 4096, 24), dtype=torch.uint8)
-    moves = [torch.tensor(x) for x in ([1500, 1600], [1801, 0], [shift, shift])]
-    want = expected("realign_", [[cache], *moves])
-    emulate("realign_", [[cache], *moves], 64, 1)
-    assert_same_memory([cache], want[0])
+@pytest.mark.parametrize("shift", gates.FAR)
+def test_far_moves(shift):
+    gates.moves_far(emulate, shift)
 
 
 # what keeps the kernels sound: a barrier, or a block for each head
@@ -110,20 +98,23 @@ MUTANTS = {
 }
 
 
+def mutant(name: str) -> Path:
+    return artefacts.mutant(name.replace(" ", "-"), *MUTANTS[name])
+
+
 @needs_nvcc
 @pytest.mark.parametrize("name", MUTANTS)
 def test_emulator_notices(name):
     with pytest.raises(DataRace):
-        emulate("realign_step_", cases.ragged_round(), 64, 1, artefacts.mutant(name.replace(" ", "-"), *MUTANTS[name]))
+        emulate("realign_step_", cases.ragged_round(), sources=mutant(name))
 
 
 @pytest.mark.parametrize("name", ["loads of a move", "two blocks on one head"])
 def test_thread_sanitizer_notices(name, tmp_path):
     arguments = cases.ragged_round()
     case = harness.words("realign_step_", arguments, 32, 1, numbered=True)
-    harness.write_case(tmp_path / "case", case, arguments, expected("realign_step_", arguments))
-    sources = artefacts.mutant(name.replace(" ", "-"), *MUTANTS[name])
-    done = harness.run(artefacts.program("thread", sources), tmp_path / "case", SHIM_CONC="2")
+    harness.write_case(tmp_path / "case", case, arguments, gates.expected("realign_step_", arguments))
+    done = harness.run(artefacts.program("thread", mutant(name)), tmp_path / "case", SHIM_CONC="2")
     assert done.returncode != 0
     assert "data race" in done.stderr
 
@@ -143,34 +134,13 @@ def test_static_gate(source, arch):
 @needs_nvcc
 @pytest.mark.parametrize("operation", ["realign_", "realign_step_"])
 def test_each_moved_byte_is_read_once_and_written_once(operation):
-    step = cases.ragged_round()
-    start, num_columns, shift = cases.moves_of(step)
-    assert {-2, 0, 1, 2} == set(shift.tolist())
-    arguments = step if operation == "realign_step_" else [step[0], start, num_columns, shift]
-    statistics = emulate(operation, arguments, 128, 1)
-    moved = num_columns * (shift != 0)
-    for cache in arguments[0]:
-        region = statistics.region(cache)
-        assert region.loads.tolist() == cases.count_bytes(cache, start, moved).tolist()
-        assert region.stores.tolist() == cases.count_bytes(cache, start + shift, moved).tolist()
-        assert set(region.widths) == {16}
-        # full sectors: neighbouring threads touch neighbouring bytes
-        assert region.sectors * 32 == region.loads.sum() + region.stores.sum()
+    gates.moves_each_byte_once(emulate, operation)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["one row", "uniform acceptance", "all rows finished"])
+@pytest.mark.parametrize("name", gates.UNMOVED)
 def test_nothing_moves(name):
-    arguments = cases.ragged_round(rows=1 if name == "one row" else 6)
-    if name == "uniform acceptance":
-        arguments[7] = torch.full((6,), 2)
-    arguments[5].fill_(1 if name == "all rows finished" else 10_000)
-    want = expected("realign_step_", arguments)
-    statistics = emulate("realign_step_", arguments, 64, 1)
-    assert_same_memory(arguments, want)
-    for cache in arguments[0]:
-        region = statistics.region(cache)
-        assert region.loads.sum() == region.stores.sum() == 0
+    gates.moves_nothing(emulate, name)
 
 
 def test_few_rows_and_heads_split_the_head_dim_and_nothing_else():
@@ -186,7 +156,7 @@ def test_few_rows_and_heads_split_the_head_dim_and_nothing_else():
 def test_a_move_out_of_range_traps(move):
     arguments = [[torch.zeros(1, 1, 64, 8)], *(torch.tensor([x]) for x in move)]
     with pytest.raises(Trap):
-        emulate("realign_", arguments, 32, 1)
+        emulate("realign_", arguments)
 
 
 @needs_nvcc
@@ -194,7 +164,7 @@ def test_a_token_out_of_range_traps():
     pool, new = torch.zeros(2, 1, 4, 8), torch.ones(1, 1, 1, 8)
     for row, position in ((2, 0), (0, 4), (-1, 0)):
         with pytest.raises(Trap):
-            emulate("append_kv_", [pool, pool.clone(), new, new, torch.tensor([row]), torch.tensor([position])], 32, 1)
+            emulate("append_kv_", [pool, pool.clone(), new, new, torch.tensor([row]), torch.tensor([position])])
     assert not pool.any()
 
 

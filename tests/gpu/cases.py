@@ -24,18 +24,25 @@ from .arguments import duplicate, storages
 Shapes = tuple[int, int, list]
 
 
-def arguments(operation: str, budget: int) -> st.SearchStrategy[list[Any]]:
-    """Arguments for ``operation`` with at most about ``budget`` bytes in a cache tensor."""
+def arguments(operation: str, budget: int, fixed: dict[str, Any] | None = None) -> st.SearchStrategy[list[Any]]:
+    """Arguments for ``operation`` with at most about ``budget`` bytes in a cache tensor.
+
+    Args:
+        fixed: what is not drawn, for kernels that are compiled anew for other values: ``caches``, and for a step
+            also ``decided``, ``layout`` and ``masks``; for an append ``sides`` and ``dtype``. With ``most_rows``
+            there are no more rows than that.
+    """
     cases, build = {
         "realign_": (realign_cases(), _realign),
         "realign_step_": (step_cases(), _realign_step),
         "append_kv_": (append_cases(), _append_kv),
     }[operation]
-    return cases.map(lambda case: build(case, budget))
+    return cases.map(lambda case: build(case, budget, fixed or {}))
 
 
-def _shrink(shapes: Shapes, budget: int) -> Shapes:
+def _shrink(shapes: Shapes, budget: int, fixed: dict[str, Any]) -> Shapes:
     rows, columns, caches = shapes
+    rows, caches = min(rows, fixed.get("most_rows", rows)), fixed.get("caches", caches)
     size = max([heads * dim * dtype.itemsize for _, heads, dim, dtype in caches], default=1)
     while rows * columns * size > budget and rows > 2:
         rows = (rows + 1) // 2
@@ -44,20 +51,20 @@ def _shrink(shapes: Shapes, budget: int) -> Shapes:
     return rows, columns, caches
 
 
-def _realign(case: tuple, budget: int) -> list[Any]:
+def _realign(case: tuple, budget: int, fixed: dict[str, Any]) -> list[Any]:
     shapes, kind, seed = case
-    rows, columns, caches = _shrink(shapes, budget)
+    rows, columns, caches = _shrink(shapes, budget, fixed)
     return [make_caches(Arena(), rows, columns, caches), *draw_moves(kind, rows, columns, seed)]
 
 
-def _realign_step(case: dict, budget: int) -> list[Any]:
-    return step_arguments(Arena(), {**case, "shapes": _shrink(case["shapes"], budget)})
+def _realign_step(case: dict, budget: int, fixed: dict[str, Any]) -> list[Any]:
+    return step_arguments(Arena(), {**case, **fixed, "shapes": _shrink(case["shapes"], budget, fixed)})
 
 
-def _append_kv(case: tuple, budget: int) -> list[Any]:
+def _append_kv(case: tuple, budget: int, fixed: dict[str, Any]) -> list[Any]:
     rows, columns, sides, dtype, tokens, transposed, seed = case
-    shapes = (rows, columns, [(*side, dtype) for side in sides])
-    rows, columns, _ = _shrink(shapes, budget)
+    sides, dtype = fixed.get("sides", sides), fixed.get("dtype", dtype)
+    rows, columns, _ = _shrink((rows, columns, [(*side, dtype) for side in sides]), budget, {})
     return append_arguments(Arena(), (rows, columns, sides, dtype, min(tokens, rows * columns), transposed, seed))
 
 
