@@ -23,6 +23,7 @@ from gpu.ptx import DataRace, Statistics
 from gpu.static_gate import resources
 from gpu.triton_offline import captured_launches, emulate
 from specdec_fast.kernels import realign as kernels
+from specdec_fast.kernels import tables
 from test_ops_parity import make_caches
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,10 @@ def test_each_moved_byte_is_read_once_and_written_once(operation):
     gates.moves_each_byte_once(run, operation)
 
 
+def test_each_appended_byte_is_read_once_and_written_once():
+    gates.appends_each_byte_once(run)
+
+
 @pytest.mark.parametrize("name", gates.UNMOVED)
 def test_nothing_moves(name):
     gates.moves_nothing(run, name)
@@ -95,6 +100,19 @@ def test_nothing_moves(name):
 @pytest.mark.parametrize("shift", gates.FAR)
 def test_far_moves(shift):
     gates.moves_far(run, shift)
+
+
+@pytest.mark.parametrize(("wanted", "lanes"), [(1, 1), (4, 2), (1000, 8)])
+def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, lanes, monkeypatch):
+    monkeypatch.setattr(tables, "_wanted_blocks", lambda device: wanted)
+    tables._lane_table.cache_clear()
+    arguments = [[torch.randn(1, 2, 64, 128).bfloat16()], *(torch.tensor([x]) for x in (1, 60, 3))]
+    want = gates.expected("realign_", arguments)
+    run("realign_", arguments)
+    assert_same_memory(arguments, want)
+    # 256 bytes make at most eight sectors
+    assert tables.lane_table(arguments[0], torch.device("cpu")).count == lanes
+    tables._lane_table.cache_clear()
 
 
 # what keeps the kernels sound: a barrier, or a program for each head

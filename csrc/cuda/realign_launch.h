@@ -8,12 +8,15 @@ namespace specdec_fast::gpu {
 
 // kernel parameters hold 32,764 bytes; most models fit the small table
 constexpr int kFewLanes = 64, kManyLanes = 448;
+// what every GPU gives a block without being asked
+constexpr int64_t kSharedBytes = 48 << 10;
 
 // Lanes that cover all caches [B, H, C, D]. Where layers, rows and heads give fewer than `wanted_blocks` blocks, the
 // head dim is split as well.
 inline std::vector<Lane> make_lanes(const std::vector<Strided>& caches, int threads, int64_t wanted_blocks) {
-  int64_t blocks = 1;
+  int64_t blocks = 0;
   for (const Strided& x : caches) blocks += x.sizes[0] * x.sizes[1];
+  blocks = std::max<int64_t>(blocks, 1);
   // a piece may come with a narrow tail, and the table has to hold both
   const int64_t most_pieces = kManyLanes / (2 * (caches.size() + 1));
   const int64_t pieces = std::max<int64_t>(std::min((wanted_blocks + blocks - 1) / blocks, most_pieces), 1);
@@ -66,6 +69,7 @@ inline Step make_step(const StepTensors& x) {
             ids(x.start), ids(x.length), mutable_ids(x.tokens), mutable_ids(x.new_start), mutable_ids(x.new_length),
             mutable_ids(x.position_ids), mutable_ids(x.summary), int32_t(x.tokens.sizes[1]), {}};
   if (x.masks.size() > kMaxMasks) throw std::runtime_error("more masks than one launch can take");
+  if (step.shared_bytes() > kSharedBytes) throw std::runtime_error("more rows than one launch can take");
   for (size_t i = 0; i < x.masks.size(); ++i) step.mask[i] = make_mask(x.masks[i], x.windows[i], x.hidden[i]);
   return step;
 }

@@ -58,7 +58,10 @@ def _realign(case: tuple, budget: int, fixed: dict[str, Any]) -> list[Any]:
 
 
 def _realign_step(case: dict, budget: int, fixed: dict[str, Any]) -> list[Any]:
-    return step_arguments(Arena(), {**case, **fixed, "shapes": _shrink(case["shapes"], budget, fixed)})
+    shapes = _shrink(case["shapes"], budget, fixed)
+    # most rounds that are drawn move nothing, and few can be run
+    lively = {"accept": "any", "finishing": "some", "stop_ids": case["stop_ids"][:1]} if case["seed"] % 4 != 1 else {}
+    return step_arguments(Arena(), {**case, **lively, **fixed, "shapes": shapes})
 
 
 def _append_kv(case: tuple, budget: int, fixed: dict[str, Any]) -> list[Any]:

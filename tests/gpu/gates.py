@@ -50,6 +50,22 @@ def moves_each_byte_once(run: Run, operation: str) -> None:
         assert region.sectors * 32 == region.loads.sum() + region.stores.sum()
 
 
+def appends_each_byte_once(run: Run) -> None:
+    """Bytes of new KV are read once and written once, 16 at a time."""
+    pools = [torch.zeros(3, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(3, 2, 8, 64, dtype=torch.bfloat16)]
+    new = [torch.randn(1, 9, x.shape[1], x.shape[3]).bfloat16().transpose(1, 2) for x in pools]
+    arguments = [*pools, *new, torch.arange(9) // 3, torch.arange(9) % 3 + 2]
+    want = expected("append_kv_", arguments)
+    statistics = run("append_kv_", arguments)
+    assert_same_memory(arguments, want)
+    for pool, source in zip(pools, new, strict=True):
+        written, read = statistics.region(pool), statistics.region(source)
+        assert written.stores.tolist() == cases.count_bytes(pool, torch.full((3,), 2), torch.full((3,), 3)).tolist()
+        assert (read.loads == 1).all()
+        assert written.loads.sum() == read.stores.sum() == 0
+        assert set(written.widths) == set(read.widths) == {16}
+
+
 UNMOVED = ("one row", "uniform acceptance", "all rows finished")
 
 
