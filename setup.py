@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.errors import SetupError
 
 MODES = ("auto", "none", "cpu", "cuda")
@@ -17,15 +17,15 @@ MODE = os.environ.get("SPECDEC_FAST_BUILD") or "auto"
 # the LibTorch stable ABI of torch 2.11: one binary for every later torch and every Python
 TARGET = ["-DTORCH_TARGET_VERSION=0x020b000000000000ULL"]
 CXX = ["-O3", "-g0", "-std=c++17", "-fvisibility=hidden", *TARGET]
-NVCC = ["-O3", "-std=c++17", "-DUSE_CUDA", *TARGET]
+NVCC = ["-O3", "-std=c++17", "-Xcompiler=-fvisibility=hidden", "-DUSE_CUDA", *TARGET]
 
 
 def notice(text: str) -> None:
     print(f"\nspecdec-fast: {text}\n", file=sys.stderr)
 
 
-def sources(folder: str, pattern: str) -> list[str]:
-    return sorted(map(str, Path("csrc", folder).glob(pattern)))
+def sources(pattern: str) -> list[str]:
+    return sorted(map(str, Path("csrc").glob(pattern)))
 
 
 def missing(kind: str) -> str:
@@ -37,12 +37,8 @@ def missing(kind: str) -> str:
         return f"torch cannot be imported ({error}); install with --no-build-isolation"
     if shutil.which(get_cxx_compiler().split()[0]) is None:
         return f"there is no C++ compiler ({get_cxx_compiler()})"
-    if kind == "cuda" and torch.version.cuda is None:
-        return f"torch {torch.__version__} is not a CUDA build"
-    if kind == "cuda" and CUDA_HOME is None:
-        return "there is no CUDA toolkit; set CUDA_HOME"
-    if kind == "cuda" and not sources("cuda", "*.cu"):
-        return "csrc/cuda holds no sources"
+    if kind == "cuda" and not (torch.version.cuda and CUDA_HOME and sources("cuda/*.cu")):
+        return f"it takes a CUDA build of torch, not {torch.__version__}, and a CUDA toolkit; CUDA_HOME is {CUDA_HOME}"
     return ""
 
 
@@ -61,23 +57,31 @@ def extensions() -> dict:
         return {}
     from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
-    common = {"py_limited_api": True, "depends": sorted(map(str, Path("csrc").rglob("*.h")))}
+    class Build(BuildExtension):
+        def run(self) -> None:
+            inplace = self.inplace
+            while self.extensions:
+                try:
+                    return super().run()
+                # a toolchain fails in many ways; only auto may do without what it cannot build
+                except Exception as error:
+                    if MODE != "auto":
+                        raise
+                    notice(f"building without {self.extensions.pop().name}: {error}")
+                    self.inplace = inplace
+
+    flags = {"extra_compile_args": {"cxx": CXX, "nvcc": NVCC}, "py_limited_api": True}
     modules = []
     if "cpu" in kinds:
-        flags = {"cxx": CXX}
-        files = ["csrc/ops.cpp", *sources("cpu", "*.cpp")]
-        modules.append(CppExtension("specdec_fast._C", files, extra_compile_args=flags, **common))
+        modules.append(CppExtension("specdec_fast._C", ["csrc/ops.cpp", *sources("cpu/*.cpp")], **flags))
     if "cuda" in kinds:
-        flags = {"cxx": [*CXX, "-DUSE_CUDA"], "nvcc": NVCC}
-        files = [*sources("cuda", "*.cpp"), *sources("cuda", "*.cu")]
-        modules.append(CUDAExtension("specdec_fast._C_cuda", files, extra_compile_args=flags, **common))
-    return {"ext_modules": modules, "cmdclass": {"build_ext": BuildExtension}}
+        modules.append(CUDAExtension("specdec_fast._C_cuda", sources("cuda/*.cu"), **flags))
+    return {"ext_modules": modules, "cmdclass": {"build_ext": Build}}
 
 
 setup(
-    # named here because the symlinked kernels has no __init__.py
-    packages=["specdec_fast", "specdec_fast.drafters", "specdec_fast.kernels"],
-    package_data={"specdec_fast": ["py.typed", "schemas.inc"], "specdec_fast.kernels": ["README.md"]},
+    # find_packages skips the symlinked kernels, which has no __init__.py
+    packages=[*find_packages(include=["specdec_fast", "specdec_fast.*"]), "specdec_fast.kernels"],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     **extensions(),
 )

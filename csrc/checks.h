@@ -94,18 +94,24 @@ struct Span {
   Dim dims[4];
 };
 
-// Whether b, `gap` bytes after a, shares a byte with it, from dimension `dim` on; exact for the strides that both
-// have, else cautious.
-inline bool meet(int64_t gap, const Span& a, const Span& b, int dim = 0) {
-  if (gap >= a.extent(dim) || -gap >= b.extent(dim)) return false;
-  const int64_t stride = dim < 4 ? a.dims[dim].stride : 0;
-  if (stride == 0 || stride != b.dims[dim].stride) return true;
-  // index i of a and j of b leave a gap of gap + (j - i) * stride to the inner dimensions
-  const auto floor_div = [&](int64_t n) { return n / stride - (n % stride < 0); };
-  const int64_t low = std::max(-floor_div(b.extent(dim + 1) - 1 + gap), 1 - a.dims[dim].count);
-  const int64_t high = std::min(floor_div(a.extent(dim + 1) - 1 - gap), b.dims[dim].count - 1);
+inline int64_t floor_div(int64_t n, int64_t by) { return n / by - (n % by < 0); }
+
+// Whether b, `gap` bytes after a, shares a byte with it, from dimensions i and j on: exact for views of one layout,
+// else cautious.
+inline bool meet(int64_t gap, const Span& a, const Span& b, int i = 0, int j = 0) {
+  if (gap >= a.extent(i) || -gap >= b.extent(j)) return false;
+  const int64_t a_stride = i < 4 ? a.dims[i].stride : 0, b_stride = j < 4 ? b.dims[j].stride : 0;
+  const int64_t stride = std::max(a_stride, b_stride);
+  if (stride == 0) return true;
+  // index p of a and q of b leave a gap of gap + (q - p) * stride to the smaller strides
+  const int64_t a_count = a_stride == stride ? a.dims[i++].count : 1;
+  const int64_t b_count = b_stride == stride ? b.dims[j++].count : 1;
+  const int64_t low = std::max(-floor_div(b.extent(j) - 1 + gap, stride), 1 - a_count);
+  const int64_t high = std::min(floor_div(a.extent(i) - 1 - gap, stride), b_count - 1);
+  // views of one layout leave two candidates at most
+  if (high - low > 1) return true;
   for (int64_t k = low; k <= high; ++k)
-    if (meet(gap + k * stride, a, b, dim + 1)) return true;
+    if (meet(gap + k * stride, a, b, i, j)) return true;
   return false;
 }
 

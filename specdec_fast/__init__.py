@@ -21,7 +21,7 @@ _EXPORTS = {
     "NgramDrafter": "drafters",
     "SelfDrafter": "drafters",
 }
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+__all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str):

@@ -7,22 +7,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from . import reference
-
 
 class Acceptance(Protocol):
-    """Decides ``n_accepted`` ``[B]`` and ``bonus`` ``[B]`` from drafts and target logits.
+    """Judges at most ``limit`` ``[B]`` of the drafts ``[B, K]`` by the target's ``logits`` ``[B, K + 1, V]``.
 
-    ``draft_ids`` is ``[B, K]``, ``limit`` ``[B]`` (drafts that may be accepted), ``logits`` ``[B, K + 1, V]``.
+    Returns ``target_ids`` ``[B, K + 1]``, whose entry at ``n_accepted_b`` is the bonus token, and ``n_accepted``
+    ``[B]``, or ``None`` for the longest prefix of the drafts that equals ``target_ids``.
     """
 
-    def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor | None]: ...
 
 
 class GreedyAcceptance:
-    """Longest prefix equal to the target's argmax; the bonus is the target's own next token."""
+    """Longest prefix equal to the target's argmax; the bonus is the target's own next token (paper, section 3)."""
 
-    def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         if logits.dtype == torch.float64:
             logits = logits.float()  # transformers' greedy search picks from float32 scores
-        return reference.accept_greedy(draft_ids, logits.argmax(-1), limit)
+        return logits.argmax(-1), None

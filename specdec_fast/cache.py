@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
-
-from . import reference
 
 
 class PaddedLayer(CacheLayerMixin):
@@ -58,12 +55,10 @@ class PaddedCache(Cache):
     """
 
     def __init__(self, capacity: int):
-        super().__init__(layer_class_to_replicate=functools.partial(PaddedLayer, self))  # type: ignore[arg-type]
+        super().__init__(layer_class_to_replicate=functools.partial(PaddedLayer, self))
         self.capacity = capacity
         self.column = 0
         self.first_column = 0
-        self._copied_bytes = 0
-        self._shifted_columns: Tensor | None = None
 
     def write_at(self, column: int, first_column: int) -> None:
         """The next forward writes from ``column`` on and attends from ``first_column`` on."""
@@ -78,28 +73,14 @@ class PaddedCache(Cache):
         """KV bytes of one token."""
         return sum(x.shape[1] * x.shape[3] * x.element_size() for x in self.tensors())
 
-    @property
-    def bytes_moved(self) -> int:
-        """KV bytes relocated so far; reads a counter back from the device."""
-        shifted = 0 if self._shifted_columns is None else int(self._shifted_columns)
-        return self._copied_bytes + shifted * self.bytes_per_column
-
-    def realign_(self, start: Tensor, num_columns: Tensor, shift: Tensor, span: tuple[int, int]) -> None:
-        """Shift rows as :func:`specdec_fast.reference.realign_` does; all columns involved lie in ``span``."""
-        first, last = span
-        reference.realign_([x[: len(start), :, first:last] for x in self.tensors()], start - first, num_columns, shift)
-        shifted = (num_columns * (shift != 0)).sum()
-        self._shifted_columns = shifted if self._shifted_columns is None else self._shifted_columns + shifted
-
     def replace_rows(self, holes: Tensor, sources: Tensor, span: tuple[int, int]) -> None:
         """Copy the columns ``span`` of rows ``sources`` into rows ``holes``."""
         first, last = span
         for x in self.tensors():
             x[holes, :, first:last] = x[sources, :, first:last]
-        self._copied_bytes += len(holes) * (last - first) * self.bytes_per_column
 
     def repack(self, capacity: int, rows: int, span: tuple[int, int], column: int) -> None:
-        """Move the columns ``span`` of the first ``rows`` rows to ``column``, in new buffers if ``capacity`` differs."""
+        """Move columns ``span`` of the first ``rows`` rows to ``column``; another ``capacity`` means new buffers."""
         first, last = span
         for layer in self.layers:
             if not layer.is_initialized:
@@ -114,4 +95,3 @@ class PaddedCache(Cache):
                 new[:rows, :, column : column + last - first] = content
                 setattr(layer, name, new)
         self.capacity = capacity
-        self._copied_bytes += rows * (last - first) * self.bytes_per_column

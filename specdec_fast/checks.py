@@ -6,13 +6,15 @@ memory and, on the CPU, values out of range.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_ELEMENT_SIZES = (1, 2, 4, 8)
+_MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _STEP_WRITES = ("tokens", "new_start", "new_length", "position_ids", "summary")
 
 
@@ -47,9 +49,7 @@ def realign_memory(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor,
     _need_values(holds & lands, explain)
 
 
-def append_kv_shapes(
-    k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor
-) -> None:
+def append_kv_shapes(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     _need("row_of", row_of, ["N"], row_of.device)
     tokens = row_of.shape[0]
     _need("position_of", position_of, [tokens], row_of.device)
@@ -61,19 +61,13 @@ def append_kv_shapes(
         _need(name, new, [1, pool.shape[1], tokens, pool.shape[3]], row_of.device, pool.dtype)
 
 
-def append_kv_memory(
-    k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor
-) -> None:
+def append_kv_memory(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     written = [("k_pool", k_pool), ("v_pool", v_pool)]
     _need_disjoint(written, [("k", k), ("v", v), ("row_of", row_of), ("position_of", position_of)])
     if row_of.device.type != "cpu":
         return
-    limits = (("row_of", row_of, k_pool.shape[0]), ("position_of", position_of, min(k_pool.shape[2], v_pool.shape[2])))
-    for name, index, size in limits:
-        _need_values(
-            (index >= 0) & (index < size),
-            lambda i, name=name, index=index, size=size: f"{name}[{i}] is {index[i].item()}; need 0..{size - 1}",
-        )
+    _need_in_range("row_of", row_of, k_pool.shape[0])
+    _need_in_range("position_of", position_of, min(k_pool.shape[2], v_pool.shape[2]))
 
 
 class StepArguments(NamedTuple):
@@ -119,7 +113,7 @@ def realign_step_shapes(*args) -> None:
     _need("summary", a.summary, [rows, num_drafts + 4], device)
     _need_caches(a.caches, rows, device)
     for name, mask in _numbered("masks", a.masks):
-        if mask.dtype not in MASK_DTYPES:
+        if mask.dtype not in _MASK_DTYPES:
             _refuse(f"{name} is {mask.dtype}; need bool, float16, bfloat16, float32 or float64")
         _need(name, mask, [rows, 1, a.position_ids.shape[1], "C"], device, mask.dtype)
     if len(a.windows) != len(a.masks):
@@ -135,7 +129,8 @@ def realign_step_shapes(*args) -> None:
 
 def realign_step_memory(*args) -> None:
     a = StepArguments(*args)
-    written, read = [], []
+    written: list[tuple[str, Tensor]] = []
+    read: list[tuple[str, Tensor]] = []
     for name, value in a._asdict().items():
         if isinstance(value, Tensor):
             (written if name in _STEP_WRITES else read).append((name, value))
@@ -186,13 +181,15 @@ def _need(
 
 def _need_kv(name: str, x: Tensor, rows: int | str, device: torch.device) -> None:
     _need(name, x, [rows, "H", "C", "D"], device, x.dtype)
-    if x.element_size() not in (1, 2, 4, 8):
+    if x.element_size() not in _ELEMENT_SIZES:
         _refuse(f"{name} has elements of {x.element_size()} bytes; need 1, 2, 4 or 8")
 
 
 def _need_caches(caches: Sequence[Tensor], rows: int, device: torch.device) -> None:
-    for name, x in _numbered("caches", caches):
-        _need_kv(name, x, rows, device)
+    for i, x in enumerate(caches):
+        # the long way round only to find the words
+        if x.dim() != 4 or x.shape[0] != rows or x.device != device or x.element_size() not in _ELEMENT_SIZES:
+            _need_kv(f"caches[{i}]", x, rows, device)
 
 
 def _need_values(accepted: Tensor, explain: Callable[[int], str]) -> None:
@@ -206,15 +203,30 @@ def _need_values(accepted: Tensor, explain: Callable[[int], str]) -> None:
         _refuse(explain(int((~accepted).nonzero()[0, 0])))
 
 
+def _need_in_range(name: str, index: Tensor, size: int) -> None:
+    _need_values((index >= 0) & (index < size), lambda i: f"{name}[{i}] is {index[i].item()}; need 0..{size - 1}")
+
+
 class _Span:
-    """The bytes of a strided tensor: address, one past its last byte, and dimensions from large strides to small."""
+    """The bytes of a strided tensor: address of the first, and of the one after the last."""
 
     def __init__(self, name: str, x: Tensor, written: bool):
-        size = x.element_size()
-        self.name, self.written, self.size = name, written, size
-        self.dims = sorted(((s * size, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1), reverse=True)
+        self.name, self.x, self.written, self.size = name, x, written, x.element_size()
         self.begin = x.data_ptr()
-        self.end = self.begin + (_extent(self.dims, size) if x.numel() else 0)
+        if x.is_contiguous():
+            self.end = self.begin + x.numel() * self.size
+        else:
+            self.end = self.begin + (_extent(self.dims, self.size) if x.numel() else 0)
+
+    @functools.cached_property
+    def dims(self) -> list[tuple[int, int]]:
+        """Stride in bytes and size, from large strides to small, without those of size 1."""
+        pairs = zip(self.x.stride(), self.x.shape, strict=True)
+        return sorted(((stride * self.size, n) for stride, n in pairs if n != 1), reverse=True)
+
+    def overlaps_itself(self) -> bool:
+        dims = [] if self.x.is_contiguous() else self.dims
+        return any(stride < _extent(dims[i + 1 :], self.size) for i, (stride, _) in enumerate(dims))
 
 
 def _need_disjoint(written: Sequence[tuple[str, Tensor]], read: Sequence[tuple[str, Tensor]]) -> None:
@@ -223,11 +235,11 @@ def _need_disjoint(written: Sequence[tuple[str, Tensor]], read: Sequence[tuple[s
     for span in sorted(spans, key=lambda s: s.begin):
         if span.end == span.begin:
             continue
-        if span.written and _overlaps_itself(span):
+        if span.written and span.overlaps_itself():
             _refuse(f"{span.name} has elements that share memory; it is written in place, so each needs its own")
         open_spans = [other for other in open_spans if other.end > span.begin]
         for other in open_spans:
-            if (span.written or other.written) and _meet(span.begin - other.begin, other.dims, span.dims, other, span):
+            if (span.written or other.written) and _meet(span.begin - other.begin, other, other.dims, span, span.dims):
                 _refuse(f"{other.name} and {span.name} share memory; what is written in place must be apart")
         open_spans.append(span)
 
@@ -236,18 +248,21 @@ def _extent(dims: Sequence[tuple[int, int]], size: int) -> int:
     return sum(stride * (n - 1) for stride, n in dims) + size
 
 
-def _overlaps_itself(span: _Span) -> bool:
-    return any(stride < _extent(span.dims[i + 1 :], span.size) for i, (stride, _) in enumerate(span.dims))
-
-
-def _meet(gap: int, a_dims: list, b_dims: list, a: _Span, b: _Span) -> bool:
-    """Whether b, ``gap`` bytes after a, shares a byte with it; exact for the strides that both have, else cautious."""
+def _meet(gap: int, a: _Span, a_dims: list, b: _Span, b_dims: list) -> bool:
+    """Whether b, ``gap`` bytes after a, shares a byte with it: exact for views of one layout, else cautious."""
     if gap >= _extent(a_dims, a.size) or -gap >= _extent(b_dims, b.size):
         return False
-    if not a_dims or not b_dims or a_dims[0][0] != b_dims[0][0] or not a_dims[0][0]:
+    stride = max([dims[0][0] for dims in (a_dims, b_dims) if dims], default=0)
+    if stride == 0:
         return True
-    (stride, a_count), (_, b_count) = a_dims[0], b_dims[0]
-    # index i of a and j of b leave a gap of gap + (j - i) * stride to the inner dimensions
-    low = max(-((_extent(b_dims[1:], b.size) - 1 + gap) // stride), 1 - a_count)
-    high = min((_extent(a_dims[1:], a.size) - 1 - gap) // stride, b_count - 1)
-    return any(_meet(gap + k * stride, a_dims[1:], b_dims[1:], a, b) for k in range(low, high + 1))
+    (a_count, a_dims), (b_count, b_dims) = _peel(a_dims, stride), _peel(b_dims, stride)
+    # index i of a and j of b leave a gap of gap + (j - i) * stride to the smaller strides
+    low = max(-((_extent(b_dims, b.size) - 1 + gap) // stride), 1 - a_count)
+    high = min((_extent(a_dims, a.size) - 1 - gap) // stride, b_count - 1)
+    # views of one layout leave two candidates at most
+    return high - low > 1 or any(_meet(gap + k * stride, a, a_dims, b, b_dims) for k in range(low, high + 1))
+
+
+def _peel(dims: list, stride: int) -> tuple[int, list]:
+    """Size of the dimension of that stride, 1 if there is none, and the other dimensions."""
+    return (dims[0][1], dims[1:]) if dims and dims[0][0] == stride else (1, dims)

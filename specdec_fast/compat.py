@@ -52,7 +52,9 @@ def model_traits(model: PreTrainedModel) -> ModelTraits:
     if getattr(config, "use_sliding_window", True) is False:
         window = None
     if "sliding_attention" in kinds:
-        windows: dict[str, int | None] = {kind: window if kind == "sliding_attention" else None for kind in _LAYER_TYPES}
+        windows: dict[str, int | None] = {
+            kind: window if kind == "sliding_attention" else None for kind in _LAYER_TYPES
+        }
     elif kinds:
         windows = {"full_attention": None}
     else:

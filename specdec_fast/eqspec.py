@@ -101,7 +101,7 @@ class EQSpec:
         self_check(self.target, max(lengths) + max_new_tokens)
         prompts = [ids[-n:] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
         run = _Run(self, input_ids, prompts, max_new_tokens, stop_ids)
-        run.finish = on_finish
+        run.on_finish = on_finish
         run.prefill()
         while run.active:
             run.round()
@@ -123,13 +123,15 @@ class EQSpec:
             raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
         if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype != torch.int64:
             raise InputError(
-                f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens] with at least one of each"
+                f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens], neither 0"
             )
         if input_ids.device != self.target.model.device:
             raise InputError(f"input_ids is on {input_ids.device}, the target on {self.target.model.device}")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if mask.shape != input_ids.shape:
-            raise InputError(f"attention_mask is {list(mask.shape)}, input_ids {list(input_ids.shape)}; need equal shapes")
+            raise InputError(
+                f"attention_mask is {list(mask.shape)}, input_ids {list(input_ids.shape)}; need equal shapes"
+            )
         visible = mask.bool()
         lengths = visible.sum(1)
         left_padded = visible == (torch.arange(mask.shape[1], device=mask.device) >= mask.shape[1] - lengths[:, None])
@@ -170,14 +172,22 @@ class _Run:
         self.decoder = decoder
         self.stop_ids = set(stop_ids)
         lengths = list(map(len, prompts))
-        self.batch = PaddedBatch(input_ids, lengths, max_new_tokens, decoder.num_draft_tokens, stop_ids)
-        self.cache = self.batch.new_cache()
+        self.batch = PaddedBatch(
+            input_ids,
+            lengths,
+            max_new_tokens,
+            decoder.num_draft_tokens,
+            stop_ids,
+            decoder.target.traits.max_position,
+        )
+        self.cache = self.batch.attach(decoder.target)
         decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
         self.rows = [_Row(prompt, max_new_tokens, RowResult(i, len(prompt))) for i, prompt in enumerate(prompts)]
         self.active = list(self.rows)
         self.clock = StageClock(input_ids.device)
         self.stats = GenerationStats()
-        self.finish: Callable[[RowResult], None] | None = None
+        self.on_finish: Callable[[RowResult], None] | None = None
+        self._finished: list[RowResult] = []
 
     def prefill(self) -> None:
         """Every row gains its first token; no draft takes part."""
@@ -186,6 +196,7 @@ class _Run:
         first = batch.first_column
         nothing = Drafts(batch.tokens.new_zeros(len(batch), 0), [0] * len(batch))
         self._verify_and_commit(first, batch.tokens[: len(batch), first : batch.end], nothing)
+        self._report_finished()
 
     def round(self) -> None:
         """Draft, verify, accept, commit, stop."""
@@ -198,39 +209,40 @@ class _Run:
         last = batch.tokens[: len(batch), batch.end - 1 : batch.end]
         self.stats.rounds += 1
         self.stats.host_reads += 1
-        n_accepted, rows = self._verify_and_commit(batch.end - 1, torch.cat([last, drafts.ids], 1), drafts)
+        rows = self.active
+        n_accepted = self._verify_and_commit(batch.end - 1, torch.cat([last, drafts.ids], 1), drafts)
         for row, drafted, accepted in zip(rows, drafts.counts, n_accepted, strict=True):
             row.result.rounds += 1
             row.result.drafted += drafted
             row.result.accepted += accepted
         counts = [(r.result.index, d, n) for r, d, n in zip(rows, drafts.counts, n_accepted, strict=True)]
         self.stats.accepted_by_round.append(counts)
+        self.stats.row_rounds += len(counts)
         self.stats.drafted += sum(drafts.counts)
         self.stats.accepted += sum(n_accepted)
+        self._report_finished()
 
-    def _verify_and_commit(self, first: int, input_ids: Tensor, drafts: Drafts) -> tuple[list[int], list[_Row]]:
-        """Accepted counts and the rows they belong to, in the order that the round began with."""
+    def _verify_and_commit(self, first: int, input_ids: Tensor, drafts: Drafts) -> list[int]:
+        """Accepted drafts of each row that was active when the round began."""
         batch, clock = self.batch, self.clock
         with clock.stage("verify"):
             keep = drafts.ids.shape[1] + 1
             logits = self.decoder.target.forward(batch, self.cache, first, input_ids, keep)
         with clock.stage("accept"):
             limit = torch.tensor(drafts.counts, device=input_ids.device)
-            n_accepted, bonus = self.decoder.acceptance(drafts.ids, limit, logits)
+            target_ids, n_accepted = self.decoder.acceptance(drafts.ids, limit, logits)
         with clock.stage("commit"):
-            commit = batch.commit(drafts.ids, n_accepted, bonus)
-            facts = [commit.n_accepted, commit.finished, commit.new_end.expand(len(batch))]
             # the one device-to-host copy of a round
-            host = torch.cat([torch.stack([f.long() for f in facts], 1), commit.committed], 1).tolist()
-            rows, counts = self.active, [line[0] for line in host]
-            for row, (n, finished, _, *tokens) in zip(rows, host, strict=True):
-                self._append(row, tokens[: n + 1], bool(finished))
-            keep_rows = [slot for slot, line in enumerate(host) if not line[1]]
-            order = batch.advance(host[0][2], counts, keep_rows)
-            self.active = [rows[slot] for slot in order]
-        return counts, rows
+            summary = batch.commit(drafts.ids, target_ids, limit, n_accepted).tolist()
+            rows = self.active
+            for row, (n, finished, _, *tokens) in zip(rows, summary, strict=True):
+                self._append(row, tokens[: n + 1])
+                if finished:
+                    self._finished.append(row.result)
+            self.active = [rows[slot] for slot in batch.advance(summary)]
+        return [line[0] for line in summary]
 
-    def _append(self, row: _Row, tokens: list[int], finished: bool) -> None:
+    def _append(self, row: _Row, tokens: list[int]) -> None:
         stop = next((i for i, token in enumerate(tokens) if token in self.stop_ids), None)
         if stop is not None:
             tokens = tokens[: stop + 1]
@@ -239,5 +251,9 @@ class _Run:
         row.remaining -= len(tokens)
         row.result.token_ids += tokens
         self.stats.tokens += len(tokens)
-        if finished and self.finish:
-            self.finish(row.result)
+
+    def _report_finished(self) -> None:
+        for result in self._finished:
+            if self.on_finish:
+                self.on_finish(result)
+        self._finished.clear()

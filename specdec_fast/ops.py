@@ -19,7 +19,9 @@ from torch import Tensor
 
 from . import backends, checks, reference
 
-SCHEMAS = re.findall(r"^SCHEMA\((.*?)\)$", (Path(__file__).parent / "schemas.inc").read_text(), re.DOTALL | re.MULTILINE)
+SCHEMAS = re.findall(
+    r"^SCHEMA\((.*?)\)$", (Path(__file__).parent / "schemas.inc").read_text(), re.DOTALL | re.MULTILINE
+)
 
 # name: what needs no memory, what needs real tensors, the definition
 _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
@@ -50,7 +52,7 @@ def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift
     [0.0, 1.0, 2.0, 1.0, 2.0, 3.0]
     """
     _need_no_grad("caches", caches)
-    _call("realign_")(caches, start, num_columns, shift)
+    torch.ops.specdec_fast.realign_.default(caches, start, num_columns, shift)
 
 
 def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
@@ -74,7 +76,7 @@ def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Ten
     [[0.0, 0.0, 5.0], [6.0, 0.0, 0.0]]
     """
     _need_no_grad("pools", (k_pool, v_pool))
-    _call("append_kv_")(k_pool, v_pool, k, v, row_of, position_of)
+    torch.ops.specdec_fast.append_kv_.default(k_pool, v_pool, k, v, row_of, position_of)
 
 
 def realign_step_(
@@ -166,7 +168,7 @@ def realign_step_(
     """
     _need_no_grad("caches and masks", (*caches, *masks))
     # fmt: off
-    _call("realign_step_")(
+    torch.ops.specdec_fast.realign_step_.default(
         caches, tokens, draft_ids, target_ids, limit, max_length, stop_ids, n_accepted, start, length,
         new_start, new_length, position_ids, masks, windows, summary, max_position, layout,
     )
@@ -178,11 +180,6 @@ def _need_no_grad(name: str, tensors: Sequence[Tensor]) -> None:
     for i, x in enumerate(tensors):
         if x.requires_grad:
             raise RuntimeError(f"{name}[{i}] requires grad; what is written in place must not, decode under no_grad")
-
-
-@functools.cache
-def _call(name: str) -> Callable[..., None]:
-    return getattr(torch.ops.specdec_fast, name).default
 
 
 def _checked(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
@@ -198,14 +195,10 @@ def _checked(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _triton(name: str) -> Callable[..., None]:
-    return getattr(importlib.import_module("specdec_fast.kernels.realign"), name)
-
-
-@functools.cache
-def _on_gpu(name: str) -> Callable[..., None]:
-    """Triton where it can run, else the definition; decided at the first call, so that importing stays cheap."""
-    able = next(backend.available for backend in backends.available() if backend.name == "triton")
-    return _triton(name) if able else _OPERATORS[name][2]
+    """The Triton kernel where it can run, else the definition; found at the first call, to keep importing cheap."""
+    if next(backend.available for backend in backends.available() if backend.name == "triton"):
+        return getattr(importlib.import_module("specdec_fast.kernels.realign"), name)
+    return _OPERATORS[name][2]
 
 
 def _unserved(name: str, backend: str) -> Callable[..., None]:
@@ -227,16 +220,13 @@ def _register() -> torch.library.Library:
     cuda = wanted in ("auto", "cuda") and torch.version.cuda is not None and _loaded("_C_cuda")
     for name, (shapes, _, definition) in _OPERATORS.items():
         torch.library.register_fake(f"specdec_fast::{name}", shapes, lib=library)
-        if wanted in ("auto", "reference"):
-            library.impl(name, _checked(name, definition), "CompositeExplicitAutograd")
-        else:
-            library.impl(name, _unserved(name, wanted), "CompositeExplicitAutograd")
-        if wanted == "auto" and not cuda:
-            library.impl(name, _checked(name, lambda *args, name=name: _on_gpu(name)(*args)), "CUDA")
-        elif wanted == "triton":
-            library.impl(name, _checked(name, _triton(name)), "CUDA")
-            if backends.interprets_triton():
-                library.impl(name, _checked(name, _triton(name)), "CPU")
+        anywhere = _checked(name, definition) if wanted in ("auto", "reference") else _unserved(name, wanted)
+        library.impl(name, anywhere, "CompositeExplicitAutograd")
+        triton = _checked(name, lambda *args, name=name: _triton(name)(*args))
+        if wanted == "triton" or (wanted == "auto" and not cuda):
+            library.impl(name, triton, "CUDA")
+        if wanted == "triton" and backends.interprets_triton():
+            library.impl(name, triton, "CPU")
     return library
 
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import compat, reference
+from . import compat, ops, reference
 from .cache import PaddedCache
 
-
-class Commit(NamedTuple):
-    """What a round did, on the device: ``n_accepted`` ``[B]``, ``committed`` ``[B, K + 1]``, ``finished`` ``[B]``."""
-
-    n_accepted: Tensor
-    committed: Tensor
-    finished: Tensor
-    new_end: Tensor
-    shift: Tensor
+MaskKind = tuple[torch.dtype, int | None]
 
 
 class PaddedBatch:
     """Tokens, starts and right edge of the rows decoded together, and the KV caches that follow them.
 
-    Row b holds its content in columns ``[start_b, end)``. Caches are attached with :meth:`new_cache` and are moved
-    together with the tokens.
+    Row b holds its content in columns ``[start_b, end)``. Models are attached with :meth:`attach`; their caches are
+    moved together with the tokens, by one operator a round.
 
     Args:
         input_ids: ``[B, P]`` int64, left-padded.
@@ -34,13 +24,21 @@ class PaddedBatch:
         max_new_tokens: new tokens a row may gain.
         num_draft_tokens: largest K of a round.
         stop_ids: token ids that end a row.
+        max_position: largest position ID of the target.
     """
 
     def __init__(
-        self, input_ids: Tensor, lengths: list[int], max_new_tokens: int, num_draft_tokens: int, stop_ids: list[int]
+        self,
+        input_ids: Tensor,
+        lengths: list[int],
+        max_new_tokens: int,
+        num_draft_tokens: int,
+        stop_ids: list[int],
+        max_position: int,
     ):
         rows, width = input_ids.shape
         device = input_ids.device
+        # left moves need room
         self.slack = 4 * (num_draft_tokens + 1)
         self.capacity = self.slack + width + max_new_tokens + 2 * (num_draft_tokens + 1)
         self.end = self.slack + width
@@ -51,9 +49,16 @@ class PaddedBatch:
         self.start = self.end - self.length
         self.max_length = self.length + max_new_tokens
         self.stop_ids = torch.tensor(stop_ids, dtype=torch.int64, device=device)
-        self.caches: list[PaddedCache] = []
-        self._masks: dict[tuple[torch.dtype, int | None], Tensor] = {}
-        self._block = (self.end, 0)
+        self.max_position = max_position
+        self.bytes_moved = 0
+        self._caches: list[PaddedCache] = []
+        # the operator writes what it does not read, so starts and lengths alternate between two buffers
+        self._spare = (torch.empty_like(self.start), torch.empty_like(self.length))
+        self._num_queries = num_draft_tokens + 2
+        self._positions = input_ids.new_zeros(rows, self._num_queries)
+        self._masks: dict[MaskKind, Tensor] = {}
+        # the queries that the last commit prepared masks and position IDs for
+        self._prepared = range(0)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -63,85 +68,104 @@ class PaddedBatch:
         """Left edge of the longest row; everything before it is padding."""
         return self.end - max(self.lengths)
 
-    def new_cache(self) -> PaddedCache:
-        """An empty KV cache that moves with this batch."""
+    def attach(self, model: PaddedModel) -> PaddedCache:
+        """An empty KV cache for ``model`` that moves with this batch."""
         cache = PaddedCache(self.capacity)
-        self.caches.append(cache)
+        self._caches.append(cache)
+        for kind in model.mask_kinds:
+            self._masks.setdefault(kind, self._new_mask(kind))
         return cache
 
-    @property
-    def bytes_moved(self) -> int:
-        return sum(cache.bytes_moved for cache in self.caches)
-
     def open_round(self, num_drafts: int) -> None:
-        """Make room for ``num_drafts`` drafts and a bonus token, and drop the masks of the round before."""
+        """Make room for ``num_drafts`` drafts and a bonus token."""
         needed = self.end + num_drafts + 2
         if needed > self.capacity:
             width = needed - self.first_column + self.slack
             self._repack(self.capacity if width <= self.capacity * 3 // 4 else max(width, self.capacity * 3 // 2))
-        self._masks.clear()
-        self._block = (self.end - 2, num_drafts + 2)
 
-    def mask(self, first: int, count: int, dtype: torch.dtype, window: int | None) -> Tensor:
-        """Additive mask of the queries in columns ``[first, first + count)``: ``[B, 1, count, first + count - first_column]``."""
-        block_first, block_count = self._block
-        if first < block_first or first + count > block_first + block_count:
+    def mask(self, kind: MaskKind, first: int, count: int) -> Tensor:
+        """Additive mask of the queries in columns ``[first, first + count)``.
+
+        Shape ``[B, 1, count, first + count - first_column]``.
+        """
+        if not self._is_prepared(first, count):
+            dtype, window = kind
             return reference.attention_mask(self.start, first, count, self.first_column, dtype, window)
-        key = (dtype, window)
-        if key not in self._masks:
-            self._masks[key] = reference.attention_mask(
-                self.start, block_first, block_count, self.first_column, dtype, window
-            )
-        offset = first - block_first
-        return self._masks[key][:, :, offset : offset + count, : first + count - self.first_column]
+        offset = first - self._prepared.start
+        columns = slice(self.first_column, first + count)
+        return self._masks[kind][: len(self), :, offset : offset + count, columns]
 
-    def commit(self, draft_ids: Tensor, n_accepted: Tensor, bonus: Tensor) -> Commit:
-        """Append a round's tokens and bring every cache back in step, without a host read.
+    def position_ids(self, first: int, count: int, max_position: int) -> Tensor:
+        """Position IDs ``[B, count]`` of the same queries, at most ``max_position``."""
+        if not self._is_prepared(first, count) or max_position != self.max_position:
+            return reference.position_ids(self.start, first, count, max_position)
+        offset = first - self._prepared.start
+        return self._positions[: len(self), offset : offset + count]
+
+    def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
+        """Append a round's tokens, bring every cache back in step, and prepare the next forward; no host read.
 
         Args:
             draft_ids: ``[B, K]`` int64.
-            n_accepted, bonus: ``[B]`` int64.
+            target_ids: ``[B, K + 1]`` int64; the bonus is ``target_ids[b, n_accepted_b]``.
+            limit: ``[B]`` int64, drafts of each row that may be accepted.
+            n_accepted: ``[B]`` int64, or ``None`` for the longest prefix that equals ``target_ids``.
 
-        The right edge on the host follows in :meth:`advance`, once ``new_end`` has been read.
+        Returns:
+            The ``summary`` of :func:`specdec_fast.ops.realign_step_`; once read, :meth:`advance` follows on the host.
         """
-        num_drafts = draft_ids.shape[1]
-        committed = reference.committed_tokens(draft_ids, n_accepted, bonus)
-        finished = reference.finished_rows(committed, n_accepted, self.length, self.max_length, self.stop_ids)
-        end = self.start[0] + self.length[0]
-        new_end, shift = reference.plan_realign(self.start, end, n_accepted, finished, num_drafts)
-        num_columns = (self.length + n_accepted) * ~finished
-        self.tokens[: len(self), self.end : self.end + num_drafts + 1] = committed
-        if len(self) > 1:
-            # a left move reaches at most K columns before the leftmost row
-            span = (max(self.first_column - num_drafts, 0), self.end + num_drafts + 1)
-            for cache in self.caches:
-                cache.realign_(self.start, num_columns, shift, span)
-            tokens = self.tokens[: len(self), None, span[0] : span[1], None]
-            reference.realign_([tokens], self.start - span[0], num_columns + 1, shift)
-        self.start = self.start + shift
-        self.length = self.length + n_accepted + 1
-        return Commit(n_accepted, committed, finished, new_end, shift)
+        rows = len(self)
+        new_start, new_length = (spare[:rows] for spare in self._spare)
+        summary = self.tokens.new_empty(rows, draft_ids.shape[1] + 4)
+        ops.realign_step_(
+            [x[:rows] for cache in self._caches for x in cache.tensors()],
+            self.tokens[:rows],
+            draft_ids,
+            target_ids,
+            limit,
+            self.max_length,
+            self.stop_ids,
+            n_accepted,
+            self.start,
+            self.length,
+            new_start,
+            new_length,
+            self._positions[:rows],
+            [mask[:rows] for mask in self._masks.values()],
+            [window or 0 for _, window in self._masks],
+            summary,
+            self.max_position,
+        )
+        self._spare = (self.start, self.length)
+        self.start, self.length = new_start, new_length
+        return summary
 
-    def advance(self, new_end: int, n_accepted: list[int], keep: list[int]) -> list[int]:
+    def advance(self, summary: list[list[int]]) -> list[int]:
         """Follow :meth:`commit` on the host and let finished rows go.
 
         Args:
-            new_end: the right edge that the commit chose.
-            n_accepted: of every row.
-            keep: rows that go on, ascending.
+            summary: what :meth:`commit` returned, as a list.
 
         Returns:
-            The rows that now sit in slots 0..len(keep) - 1; a hole is filled by the last row, so that as few rows
-            as possible are copied.
+            The rows that now sit in the slots from 0 on; a hole is filled by the last row, so that as few rows as
+            possible are copied.
         """
-        old_end, self.end = self.end, new_end
-        self.lengths = [length + n + 1 for length, n in zip(self.lengths, n_accepted, strict=True)]
+        new_end = summary[0][2]
+        self._prepared = range(new_end - 2, new_end - 2 + self._num_queries)
+        for length, (n, finished, *_) in zip(self.lengths, summary, strict=True):
+            if not finished and new_end != self.end + n + 1:
+                self._count_moved(length + n)
+        self.end = new_end
+        self.lengths = [length + line[0] + 1 for length, line in zip(self.lengths, summary, strict=True)]
+        keep = [row for row, line in enumerate(summary) if not line[1]]
         if len(keep) == len(self.lengths):
             return keep
-        stay = set(keep)
-        holes = [slot for slot in range(len(keep)) if slot not in stay]
-        sources = [row for row in keep if row >= len(keep)]
+        return self._keep_rows(keep)
+
+    def _keep_rows(self, keep: list[int]) -> list[int]:
         order = list(range(len(keep)))
+        holes = [slot for slot in order if slot not in keep]
+        sources = [row for row in keep if row >= len(keep)]
         for hole, source in zip(holes, sources, strict=True):
             order[hole] = source
         self.lengths = [self.lengths[row] for row in order]
@@ -150,9 +174,11 @@ class PaddedBatch:
         if holes:
             span = (self.first_column, self.end)
             slots, rows = (torch.tensor(x, device=self.start.device) for x in (holes, sources))
-            self.tokens[slots] = self.tokens[rows]
-            for cache in self.caches:
+            for x in (self.tokens, self._positions, *self._masks.values()):
+                x[slots] = x[rows]
+            for cache in self._caches:
                 cache.replace_rows(slots, rows, span)
+            self._count_moved(len(holes) * (span[1] - span[0]))
         return order
 
     def _repack(self, capacity: int) -> None:
@@ -161,11 +187,23 @@ class PaddedBatch:
         shift = self.slack - span[0]
         tokens = self.tokens.new_zeros(len(self), capacity)
         tokens[:, self.slack : self.end + shift] = self.tokens[: len(self), span[0] : span[1]]
-        for cache in self.caches:
+        for cache in self._caches:
             cache.repack(capacity, len(self), span, self.slack)
+        self._count_moved(len(self) * (span[1] - span[0]))
         self.tokens, self.capacity = tokens, capacity
         self.start = self.start + shift
         self.end += shift
+        self._masks = {kind: self._new_mask(kind) for kind in self._masks}
+        self._prepared = range(0)
+
+    def _new_mask(self, kind: MaskKind) -> Tensor:
+        return torch.zeros(len(self), 1, self._num_queries, self.capacity, dtype=kind[0], device=self.start.device)
+
+    def _is_prepared(self, first: int, count: int) -> bool:
+        return self._prepared.start <= first and first + count <= self._prepared.stop
+
+    def _count_moved(self, columns: int) -> None:
+        self.bytes_moved += columns * sum(cache.bytes_per_column for cache in self._caches)
 
 
 class PaddedModel:
@@ -178,6 +216,11 @@ class PaddedModel:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.traits = compat.model_traits(model)
+
+    @property
+    def mask_kinds(self) -> list[MaskKind]:
+        """Dtype and sliding window of the masks this model takes."""
+        return [(self.model.dtype, window) for window in self.traits.windows.values()]
 
     def forward(self, batch: PaddedBatch, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
         """Run columns ``[first, first + Q)`` and write their KV.
@@ -192,8 +235,7 @@ class PaddedModel:
         """
         count = input_ids.shape[1]
         cache.write_at(first, batch.first_column)
-        masks = {
-            kind: batch.mask(first, count, self.model.dtype, window) for kind, window in self.traits.windows.items()
-        }
-        position_ids = reference.position_ids(batch.start, first, count, self.traits.max_position)
+        kinds = zip(self.traits.windows, self.mask_kinds, strict=True)
+        masks = {name: batch.mask(kind, first, count) for name, kind in kinds}
+        position_ids = batch.position_ids(first, count, self.traits.max_position)
         return compat.call(self.model, self.traits, cache, input_ids, position_ids, masks, keep)

@@ -39,7 +39,9 @@ def committed_tokens(draft_ids: Tensor, n_accepted: Tensor, bonus: Tensor) -> Te
     return torch.where(position == n_accepted[:, None], bonus[:, None], tokens)
 
 
-def finished_rows(committed: Tensor, n_accepted: Tensor, length: Tensor, max_length: Tensor, stop_ids: Tensor) -> Tensor:
+def finished_rows(
+    committed: Tensor, n_accepted: Tensor, length: Tensor, max_length: Tensor, stop_ids: Tensor
+) -> Tensor:
     """Rows whose committed tokens hold a stop id or reach ``max_length``: ``[B]`` bool.
 
     Only committed tokens are looked at, so a stop id inside the prompt ends nothing.

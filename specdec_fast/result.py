@@ -36,7 +36,7 @@ class RowResult:
 
 @dataclass
 class GenerationStats:
-    """Counters of one or more ``generate`` calls; ``a + b`` merges two runs.
+    """Counters of one or more ``generate`` calls; ``a + b`` merges two runs and drops their logs of single rounds.
 
     Attributes:
         tokens: new tokens of all rows, the EOS of a row included.
@@ -44,6 +44,7 @@ class GenerationStats:
         rounds: verify calls.
         drafted: draft tokens verified.
         accepted: draft tokens accepted.
+        row_rounds: rows summed over rounds.
         accepted_by_round: per round, one ``(row, drafted, accepted)`` per active row.
         stage_seconds: seconds in ``draft``, ``verify`` (prefill included), ``accept``, ``commit``.
         bytes_moved: KV bytes relocated to keep rows aligned (realign, compaction, growth, row removal).
@@ -55,6 +56,7 @@ class GenerationStats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    row_rounds: int = 0
     accepted_by_round: list[list[tuple[int, int, int]]] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     bytes_moved: int = 0
@@ -67,7 +69,7 @@ class GenerationStats:
             rounds=self.rounds + other.rounds,
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
-            accepted_by_round=self.accepted_by_round + other.accepted_by_round,
+            row_rounds=self.row_rounds + other.row_rounds,
             stage_seconds={s: self.stage_seconds[s] + other.stage_seconds[s] for s in STAGES},
             bytes_moved=self.bytes_moved + other.bytes_moved,
             host_reads=self.host_reads + other.host_reads,
@@ -80,8 +82,7 @@ class GenerationStats:
     @property
     def mean_accepted(self) -> float:
         """Accepted draft tokens per row and round."""
-        row_rounds = sum(map(len, self.accepted_by_round))
-        return self.accepted / row_rounds if row_rounds else 0.0
+        return self.accepted / self.row_rounds if self.row_rounds else 0.0
 
     @property
     def host_syncs_per_round(self) -> float:

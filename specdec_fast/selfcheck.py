@@ -36,16 +36,24 @@ def self_check(runner: PaddedModel, longest: int) -> None:
     done = _checked.setdefault(model, {})
     if done.get(attention, 0) >= width or width < 2 * _TAIL:
         return
+    name = f"{type(model).__name__} with attn_implementation={attention!r}"
     rows = _probe_rows(model, width)
     alone = [compat.one_shot_logits(model, row) for row in rows]
     noise = max(_difference(compat.incremental_logits(model, row, len(row) - _TAIL), a) for row, a in zip(rows, alone))
-    difference = _ragged_difference(runner, rows, alone)
     allowed = max(_ROUNDING.get(model.dtype, 5e-2), 8 * noise)
+    try:
+        difference = _ragged_difference(runner, rows, alone)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D "
+            "attention mask, position_ids and a Cache"
+        ) from error
     if not difference <= allowed:
         raise UnsupportedModelError(
-            f"{type(model).__name__} with attn_implementation={attention!r} failed the self-check of the padded layout: "
-            f"relative logit difference {difference:.1e} to its own single-row forward, rounding explains {allowed:.1e}; "
-            "its outputs would be silently wrong, so it is refused"
+            f"{name} failed the self-check of the padded layout: relative logit difference {difference:.1e} to its own "
+            f"single-row forward, rounding explains {allowed:.1e}; outputs would be silently wrong, so it is refused"
         )
     done[attention] = width
 
@@ -61,13 +69,13 @@ def _ragged_difference(runner: PaddedModel, rows: list[Tensor], alone: list[Tens
     known = [len(row) - _TAIL for row in rows]
     width = max(known)
     input_ids = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, known)])
-    batch = PaddedBatch(input_ids, known, _TAIL + 1, max(_DRAFTS), [])
-    cache = batch.new_cache()
+    batch = PaddedBatch(input_ids, known, _TAIL + 1, max(_DRAFTS), [], runner.traits.max_position)
+    cache = batch.attach(runner)
 
     def commit(drafts: Tensor, accepted: tuple[int, int]) -> list[int]:
-        bonus = torch.stack([row[k + n] for row, k, n in zip(rows, known, accepted)])
-        done = batch.commit(drafts, batch.length.new_tensor(accepted), bonus)
-        batch.advance(int(done.new_end), list(accepted), [0, 1])
+        n_accepted = batch.length.new_tensor(accepted)
+        target_ids = torch.stack([row[k : k + drafts.shape[1] + 1] for row, k in zip(rows, known)])
+        batch.advance(batch.commit(drafts, target_ids, n_accepted, n_accepted).tolist())
         return [k + n + 1 for k, n in zip(known, accepted)]
 
     logits = runner.forward(batch, cache, batch.first_column, input_ids, keep=1)

@@ -124,15 +124,15 @@ def check_append(case) -> None:
 @st.composite
 def step_cases(draw):
     case = {"shapes": draw(cache_shapes(max_caches=2)), "num_drafts": draw(st.integers(0, 8))}
-    case["accept"] = draw(st.sampled_from(["any", "any", "all", "none", "uniform"]))
+    case["accept"] = draw(st.sampled_from([*["any"] * 6, "all", "none", "uniform"]))
     case["decided"] = draw(st.booleans())
     case["layout"] = draw(st.integers(0, 1))
     case["queries"] = draw(st.integers(0, 11))
     masks = st.tuples(st.sampled_from(MASK_DTYPES), st.integers(0, 60), st.booleans())
     case["masks"] = draw(st.lists(masks, max_size=3))
     case["transposed"] = draw(st.booleans())
-    case["finishing"] = draw(st.sampled_from(["none", "some", "all"]))
-    case["stop_ids"] = draw(st.lists(st.integers(0, 60), max_size=3))
+    case["finishing"] = draw(st.sampled_from([*["none", "some"] * 3, "edge", "all"]))
+    case["stop_ids"] = draw(st.lists(st.integers(0, 60), max_size=2))
     case["max_position"] = draw(st.sampled_from([0, 7, 5000]))
     case["seed"] = draw(st.integers(0, 2**32))
     return case
@@ -143,7 +143,9 @@ def step_arguments(arena: Arena, case: dict) -> list:
     (rows, columns, caches), num_drafts = case["shapes"], case["num_drafts"]
     columns += num_drafts
     end = int(rng.integers(1, columns - num_drafts + 1))
-    length = rng.integers(1, end + 1, rows)
+    # short rows, any rows, and rows with little room on the left
+    kind = rng.integers(0, 3, rows)
+    length = rng.integers(np.where(kind == 2, max(end - 3, 1), 1), np.where(kind == 0, min(end, 6), end) + 1)
     drafts = rng.integers(0, 50, (rows, num_drafts))
     target = rng.integers(0, 50, (rows, num_drafts + 1))
     n = rng.integers(0, num_drafts + 1, rows)
@@ -154,7 +156,8 @@ def step_arguments(arena: Arena, case: dict) -> list:
         if count < num_drafts:
             target[row, count] = drafts[row, count] + 1
     limit = np.where(rng.random(rows) < 0.8, num_drafts, rng.integers(0, num_drafts + 1, rows))
-    room = {"none": 10_000, "some": int(rng.integers(1, 2 * num_drafts + 3)), "all": 1}[case["finishing"]]
+    some = np.where(rng.random(rows) < 0.5, 1, 10_000)
+    room = {"none": 10_000, "edge": num_drafts + 1, "some": torch.from_numpy(some), "all": 1}[case["finishing"]]
     vectors = {name: torch.from_numpy(x) for name, x in (("n", n), ("limit", limit), ("length", length))}
     start = end - vectors["length"]
     masks = []

@@ -129,8 +129,6 @@ def greedy_oracle(
         input_ids = torch.tensor([list(prompt)], device=model.device)
         # generate fills every unset field from the model's own generation config
         with mock.patch.object(model, "generation_config", GenerationConfig()):
-            output = model.generate(
-                input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config
-            )
+            output = model.generate(input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config)
         known[key] = output[0, len(prompt) :].tolist()
     return list(known[key])

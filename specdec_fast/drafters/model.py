@@ -47,7 +47,9 @@ class ModelDrafter(Drafter):
 
     def check(self, target: PreTrainedModel) -> None:
         if self.model.device != target.device:
-            raise InputError(f"the draft is on {self.model.device}, the target on {target.device}; put both on one device")
+            raise InputError(
+                f"the draft is on {self.model.device}, the target on {target.device}; put both on one device"
+            )
         self._check_vocabulary(compat.text_config(self.model).vocab_size, compat.text_config(target).vocab_size)
         self._vocabulary = min(compat.text_config(m).vocab_size for m in (self.model, target))
 
@@ -68,7 +70,7 @@ class ModelDrafter(Drafter):
 
     def begin(self, batch: PaddedBatch, longest: int) -> None:
         self_check(self.runner, longest)
-        self._cache: PaddedCache = batch.new_cache()
+        self._cache: PaddedCache = batch.attach(self.runner)
         self._pending: int | None = None
 
     def draft(self, batch: PaddedBatch, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:

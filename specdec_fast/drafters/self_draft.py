@@ -53,7 +53,9 @@ def layer_subset(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     """A model that runs only ``layers`` of ``model`` and shares every weight with it."""
     config = compat.text_config(model)
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= config.num_hidden_layers:
-        raise InputError(f"layers={layers}: need ascending indices of 1 to {config.num_hidden_layers} layers, from 0 on")
+        raise InputError(
+            f"layers={layers}: need ascending indices of 1 to {config.num_hidden_layers} layers, from 0 on"
+        )
     subset = _clone(model)
     subset.config = copy.deepcopy(model.config)
     own = compat.text_config(subset)
@@ -62,7 +64,9 @@ def layer_subset(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
         own.layer_types = [config.layer_types[i] for i in layers]
     stacks = [(m, name) for m in subset.modules() for name, child in m.named_children() if _is_stack(child, config)]
     if len(stacks) != 1:
-        raise InputError(f"{type(model).__name__}: cannot tell which module holds its {config.num_hidden_layers} layers")
+        raise InputError(
+            f"{type(model).__name__}: cannot tell which module holds its {config.num_hidden_layers} layers"
+        )
     parent, name = stacks[0]
     setattr(parent, name, nn.ModuleList(getattr(parent, name)[i] for i in layers))
     for module in subset.modules():

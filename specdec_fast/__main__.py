@@ -1,0 +1,7 @@
+"""``python -m specdec_fast``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,33 @@
+"""The command line: ``specdec-fast generate`` and ``specdec-fast info``."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ..errors import InputError
+from .generate import generate
+from .info import info
+
+app = typer.Typer(
+    help="Batch speculative decoding for Hugging Face causal LMs.", add_completion=False, pretty_exceptions_enable=False
+)
+app.command()(generate)
+app.command()(info)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status: 0 fine, 1 a check failed, 2 a usage or input error (one line on stderr), 130 interrupted.
+    """
+    try:
+        return app(args, prog_name="specdec-fast", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        message = error.format_message()
+    except (InputError, OSError) as error:
+        message = str(error)
+    print("error:", " ".join(message.split()), file=sys.stderr)
+    return 2

@@ -1,0 +1,262 @@
+"""``specdec-fast generate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import InputError
+from ..journal import Journal, Rows, check_writable
+from ..prompts import Prompt, check_context, encode, pad_left, read
+from . import display
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters import Drafter
+    from ..equivalence import Report
+    from ..result import GenerationResult, GenerationStats, RowResult
+
+Method = Literal["eqspec", "autoregressive"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of one run."""
+
+    prompts: str
+    target: str
+    draft: str
+    method: Method
+    batch_size: int
+    num_draft_tokens: int
+    max_new_tokens: int
+    dtype: str
+    device: str
+    chat: bool | None
+    output: Path | None
+    resume: bool
+    check: bool
+    stats: Path | None
+
+
+def generate(
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
+    target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
+    draft: Annotated[
+        str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
+    ] = "ngram",
+    method: Annotated[Method, typer.Option(help="Speculative, or transformers' own greedy decoding.")] = "eqspec",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 96,
+    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="OUT.jsonl", help="Write rows here, not a table.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Compare with the target decoding each prompt alone.")] = False,
+    stats: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write counters and times here.")] = None,
+) -> None:
+    """Continue a file of prompts, in batches, by speculative decoding."""
+    options = Options(**locals())
+    prompt_list = read(prompts)
+    _check_paths(options)
+    with _open_rows(options, prompt_list) as rows:
+        screen = display.open_display()
+        try:
+            passed = _run(options, prompt_list, rows, screen)
+        except KeyboardInterrupt:
+            screen.close()
+            screen.message(_describe_interruption(options, rows))
+            raise typer.Exit(130) from None
+        finally:
+            screen.close()
+    raise typer.Exit(0 if passed else 1)
+
+
+def _check_paths(options: Options) -> None:
+    if options.resume and options.output is None:
+        raise InputError("--resume needs --output")
+    for path in filter(None, (options.output, options.stats)):
+        check_writable(path)
+        if path.resolve() == Path(options.prompts).resolve():
+            raise InputError(f"{path} is the prompts file; choose another place to write")
+    if options.output and options.stats and options.output.resolve() == options.stats.resolve():
+        raise InputError("--output and --stats must be two files")
+
+
+def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
+    from ..models import resolve_device, resolve_dtype
+
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
+    if options.output is None:
+        return Rows(len(prompts))
+    settings = {
+        "method": options.method,
+        "target": options.target,
+        "batch_size": options.batch_size,
+        "max_new_tokens": options.max_new_tokens,
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device.type,
+        "chat": options.chat,
+    }
+    if options.method == "eqspec":
+        settings |= {"draft": options.draft, "num_draft_tokens": options.num_draft_tokens}
+    return Journal(options.output, prompts, settings, resume=options.resume)
+
+
+def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display) -> bool:
+    """Decode what is missing, report, and say whether the check passed."""
+    if rows.complete and not options.check:
+        rows.finish()
+        screen.message(f"nothing to do: {options.output} has a row for each of the {len(prompts)} prompts")
+        return True
+    job = _Job(options, prompts, rows, screen)
+    stats = job.decode()
+    rows.finish()
+    report = job.check() if options.check else None
+    screen.close()
+    ordered = [rows.rows[index] for index in sorted(rows.rows)]
+    if options.output is None:
+        display.print_answers(ordered)
+    display.print_summary(stats, len(ordered), rows.resumed)
+    if report:
+        display.print_check(report)
+    if options.stats:
+        options.stats.write_text(json.dumps(_stats_record(stats, report, rows.resumed), indent=2) + "\n")
+    return report is None or report.mismatches == 0
+
+
+class _Job:
+    """A loaded target, its encoded prompts, and the decoder that continues them."""
+
+    def __init__(self, options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display):
+        from .. import compat
+
+        self.options, self.prompts, self.rows, self.screen = options, prompts, rows, screen
+        self.target, self.tokenizer = self._load(options.target)
+        chat = bool(self.tokenizer.chat_template) if options.chat is None else options.chat
+        self.encoded = encode(prompts, self.tokenizer, chat)
+        check_context(self.encoded, self.target.config, options.max_new_tokens)
+        fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        eos = compat.eos_ids(self.target, None) or fallback
+        self.limits: dict[str, Any] = {
+            "max_new_tokens": options.max_new_tokens,
+            "eos_token_id": eos,
+            "pad_token_id": compat.pad_id(self.target, self.tokenizer.pad_token_id, eos),
+        }
+        self.generate = self._decoder()
+
+    def decode(self) -> GenerationStats:
+        """Continue every batch that misses a row; recorded rows stay as they are."""
+        from ..result import GenerationStats
+
+        stats = GenerationStats()
+        self.screen.begin("generating", len(self.rows.rows), len(self.prompts))
+        for first in range(0, len(self.prompts), self.options.batch_size):
+            indices = range(first, min(first + self.options.batch_size, len(self.prompts)))
+            if any(index not in self.rows.rows for index in indices):
+                stats += self._decode_batch(indices, stats)
+                self.screen.end_of_batch(display.describe_rate(stats))
+        return stats
+
+    def check(self) -> Report:
+        """Compare every row with the target's own greedy decoding of its prompt alone."""
+        from ..equivalence import EquivalenceCheck
+
+        check = EquivalenceCheck(self.target, **self.limits)
+        self.screen.begin("checking", 0, len(self.prompts))
+        for index, prompt_ids in enumerate(self.encoded):
+            check.add(index, prompt_ids, self.rows.rows[index]["token_ids"])
+            self.screen.advance()
+        self.screen.end_of_batch()
+        return check.report()
+
+    def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        from ..models import load
+
+        self.screen.message(f"loading {name}")
+        return load(name, dtype=self.options.dtype, device=self.options.device)
+
+    def _decoder(self) -> Callable[..., GenerationResult]:
+        if self.options.method == "autoregressive":
+            from .. import autoregressive
+
+            return partial(autoregressive.generate, self.target, **self.limits)
+        from .. import EQSpec
+
+        decoder = EQSpec(self.target, self._drafter(), num_draft_tokens=self.options.num_draft_tokens)
+        return partial(decoder.generate, **self.limits)
+
+    def _drafter(self) -> Drafter:
+        from ..drafters import ModelDrafter, NgramDrafter, SelfDrafter
+
+        name = self.options.draft
+        if name == "ngram":
+            return NgramDrafter()
+        if name.startswith("self:"):
+            return SelfDrafter.from_spec(self.target, name.removeprefix("self:"))
+        model, tokenizer = self._load(name)
+        check_context(self.encoded, model.config, self.options.max_new_tokens)
+        return ModelDrafter(model, tokenizer=tokenizer, target_tokenizer=self.tokenizer)
+
+    def _decode_batch(self, indices: range, before: GenerationStats) -> GenerationStats:
+        def on_finish(row: RowResult) -> None:
+            index = indices[row.index]
+            if index not in self.rows.rows:
+                self.rows.append(self._record(index, row))
+                self.screen.advance()
+
+        ids, mask = pad_left([self.encoded[index] for index in indices], self.limits["pad_token_id"])
+        device = self.target.device
+        result = self.generate(
+            ids.to(device),
+            mask.to(device),
+            on_round=lambda running: self.screen.update(before + running),
+            on_finish=on_finish,
+        )
+        return result.stats
+
+    def _record(self, index: int, row: RowResult) -> dict[str, Any]:
+        return {
+            "index": index,
+            "prompt": self.prompts[index].text,
+            "text": self.tokenizer.decode(row.token_ids, skip_special_tokens=True),
+            "token_ids": row.token_ids,
+            "num_tokens": len(row.token_ids),
+            "finish_reason": row.finish_reason,
+            "rounds": row.rounds,
+            "drafted": row.drafted,
+            "accepted": row.accepted,
+        }
+
+
+def _stats_record(stats: GenerationStats, report: Report | None, resumed: int) -> dict[str, Any]:
+    counters = ("tokens", "seconds", "tokens_per_second", "rounds", "drafted", "accepted", "mean_accepted")
+    more = ("stage_seconds", "bytes_moved", "host_syncs_per_round")
+    matches = ("exact_match", "partial_match", "near_ties")
+    return {
+        **{key: getattr(stats, key) for key in counters + more},
+        **{key: getattr(report, key, None) for key in matches},
+        "resumed_rows": resumed,
+    }
+
+
+def _describe_interruption(options: Options, rows: Rows) -> str:
+    done = f"stopped: {len(rows.rows)} of {rows.total} prompts are done"
+    if options.output is None:
+        return f"{done}; without --output nothing is kept"
+    if rows.complete:
+        return f"{done} and in {options.output}"
+    return f"{done} and kept; run the same command with --resume to go on"

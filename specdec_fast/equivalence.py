@@ -1,0 +1,199 @@
+"""Does a decoder's output equal the target's own greedy output? One definition for every report.
+
+Exact match
+    the candidate has the oracle's tokens and no others.
+Partial match
+    share of the oracle's tokens before the first divergence.
+Near-tie
+    a divergence where the oracle's two largest logits lie closer than twice the noise. Noise is the
+    largest absolute logit difference, over all rows of the run, between the target's incremental and
+    one-shot batch-1 forwards of the same text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from .autoregressive import no_generation_defaults
+
+
+def first_divergence(oracle: Sequence[int], candidate: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or of the first that only one side has; None if equal."""
+    shared = min(len(oracle), len(candidate))
+    for i in range(shared):
+        if oracle[i] != candidate[i]:
+            return i
+    return None if len(oracle) == len(candidate) else shared
+
+
+def exact_match(oracle: Sequence[int], candidate: Sequence[int]) -> bool:
+    """True if both sides have the same tokens."""
+    return first_divergence(oracle, candidate) is None
+
+
+def partial_match(oracle: Sequence[int], candidate: Sequence[int]) -> float:
+    """Share of the oracle's tokens before the first divergence.
+
+    A candidate that goes on after the whole oracle has 1.0 and is still no exact match. An empty
+    oracle is matched only by an empty candidate.
+    """
+    divergence = first_divergence(oracle, candidate)
+    if divergence is None:
+        return 1.0
+    return divergence / len(oracle) if oracle else 0.0
+
+
+def is_near_tie(gap: float | None, noise: float) -> bool:
+    """True if rounding of size ``noise`` could have swapped two logits that are ``gap`` apart."""
+    return gap is not None and gap < 2 * noise
+
+
+@dataclass(frozen=True)
+class RowReport:
+    """One row against the oracle.
+
+    Attributes:
+        index: the caller's number for the row.
+        exact: the row equals the oracle.
+        partial: share of the oracle's tokens before the first divergence.
+        first_divergence: token index, None if there is none.
+        near_tie: the divergence is explained by rounding.
+        gap: the oracle's top-2 logit gap where another token was chosen. None without a divergence, and
+            where one side has no token: rounding swaps tokens, it never stops a row early or late.
+    """
+
+    index: int
+    exact: bool
+    partial: float
+    first_divergence: int | None
+    near_tie: bool
+    gap: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows of a run.
+
+    Attributes:
+        exact_match: share of rows that equal the oracle.
+        partial_match: mean partial match.
+        near_ties: divergences explained by rounding.
+        mismatches: all other divergences.
+        noise: logit noise of the run.
+        rows: one report per row, in the order added.
+    """
+
+    exact_match: float
+    partial_match: float
+    near_ties: int
+    mismatches: int
+    noise: float
+    rows: list[RowReport]
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    index: int
+    partial: float
+    divergence: int | None
+    gap: float | None
+
+
+class EquivalenceCheck:
+    """Compares rows with the target's own greedy ``generate`` at batch 1.
+
+    Every row added costs one oracle decode and one forward over its text for the noise, so the noise
+    does not depend on which rows diverged.
+
+    Args:
+        model: the target.
+        eos_token_id: id or ids that end a row, None or ``[]`` for none. A row's ``token_ids`` include the
+            one that ended it.
+        pad_token_id: handed to ``generate``; may equal an EOS id.
+        max_new_tokens: the limit the candidate was decoded with.
+
+    Example:
+        >>> check = EquivalenceCheck(model, eos_token_id=2, pad_token_id=2, max_new_tokens=64)
+        >>> check.add(0, prompt_ids, token_ids)
+        >>> check.report().mismatches
+        0
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_token_id: int | list[int] | None,
+        pad_token_id: int | None,
+        max_new_tokens: int,
+    ) -> None:
+        self._model = model
+        self._config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None if eos_token_id == [] else eos_token_id,
+            pad_token_id=pad_token_id,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        self._noise = 0.0
+        self._rows: list[_Comparison] = []
+
+    def add(self, index: int, prompt_ids: list[int], token_ids: list[int]) -> None:
+        """Decode the oracle for one row and compare ``token_ids``, the candidate's new tokens."""
+        oracle, logits = self._decode(prompt_ids)
+        self._noise = max(self._noise, self._measure_noise(prompt_ids, oracle, logits))
+        divergence = first_divergence(oracle, token_ids)
+        gap = None
+        if divergence is not None and divergence < min(len(oracle), len(token_ids)):
+            first, second = logits[divergence].topk(2).values.tolist()
+            gap = first - second
+        self._rows.append(_Comparison(index, partial_match(oracle, token_ids), divergence, gap))
+
+    def report(self) -> Report:
+        """Verdict over the rows added so far; near-ties are judged by the noise of all of them."""
+        rows = [
+            RowReport(
+                index=row.index,
+                exact=row.divergence is None,
+                partial=row.partial,
+                first_divergence=row.divergence,
+                near_tie=is_near_tie(row.gap, self._noise),
+                gap=row.gap,
+            )
+            for row in self._rows
+        ]
+        near_ties = sum(row.near_tie for row in rows)
+        exact = sum(row.exact for row in rows)
+        return Report(
+            exact_match=exact / len(rows) if rows else 1.0,
+            partial_match=sum(row.partial for row in rows) / len(rows) if rows else 1.0,
+            near_ties=near_ties,
+            mismatches=len(rows) - exact - near_ties,
+            noise=self._noise,
+            rows=rows,
+        )
+
+    @torch.inference_mode()
+    def _decode(self, prompt_ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
+        input_ids = torch.tensor([prompt_ids], device=self._model.device)
+        with no_generation_defaults(self._model):
+            output = self._model.generate(
+                input_ids, attention_mask=torch.ones_like(input_ids), generation_config=self._config
+            )
+        tokens = output.sequences[0, len(prompt_ids) :].tolist()
+        return tokens, [step[0] for step in output.logits]
+
+    @torch.inference_mode()
+    def _measure_noise(self, prompt_ids: list[int], oracle: list[int], logits: list[torch.Tensor]) -> float:
+        text = torch.tensor([prompt_ids + oracle[:-1]], device=self._model.device)
+        accepts_keep = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        keep = {"logits_to_keep": len(oracle)} if accepts_keep else {}
+        one_shot = self._model(input_ids=text, use_cache=False, **keep).logits[0, -len(oracle) :]
+        # generate hands out float32 logits whatever the model's dtype
+        return max((a - b.to(a.dtype)).abs().max().item() for a, b in zip(logits, one_shot, strict=True))

@@ -1,0 +1,81 @@
+"""EQSPEC inside transformers: ``model.generate(..., custom_generate=specdec_fast.hf.eqspec(draft))``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+
+from .acceptance import Acceptance
+from .drafters import Drafter
+from .eqspec import EQSpec
+from .errors import InputError
+
+
+def eqspec(
+    draft: Drafter | PreTrainedModel, *, num_draft_tokens: int = 5, acceptance: Acceptance | None = None
+) -> Callable[..., Tensor | GenerateDecoderOnlyOutput]:
+    """A decoding method for ``model.generate(custom_generate=...)``, for any batch size.
+
+    transformers prepares inputs, limits and EOS ids as for its own methods, and gets its own result type back. Only
+    greedy decoding is served: sampling, beams, logits processors (a repetition penalty, say) and stopping criteria
+    other than length and EOS raise :class:`~specdec_fast.errors.InputError`.
+
+    Args:
+        draft: a drafter or a draft model.
+        num_draft_tokens: most drafts per row and round (K).
+        acceptance: how drafts are judged; greedy by default.
+
+    Example:
+        >>> model.generate(**batch, max_new_tokens=64, do_sample=False, custom_generate=eqspec(NgramDrafter()))
+    """
+
+    def decode(
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        _refuse(logits_processor, stopping_criteria, generation_config)
+        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        eos = generation_config.eos_token_id
+        # a parameter of that name would take the mask away from transformers' own preparation
+        attention_mask = model_kwargs.get("attention_mask")
+        result = decoder.generate(
+            input_ids.to(model.device),
+            None if attention_mask is None else attention_mask.to(model.device),
+            max_new_tokens=generation_config.max_length - input_ids.shape[1],
+            eos_token_id=[] if eos is None else eos,
+            pad_token_id=generation_config.pad_token_id,
+        )
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=result.sequences)
+        return result.sequences
+
+    return decode
+
+
+def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig) -> None:
+    if config.do_sample:
+        raise InputError("do_sample=True: only greedy decoding is supported; pass do_sample=False")
+    if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
+        raise InputError("num_beams and num_return_sequences must be 1; only greedy decoding is supported")
+    if config.output_scores or config.output_logits or config.output_attentions or config.output_hidden_states:
+        raise InputError("output_scores, output_logits, output_attentions and output_hidden_states are not supported")
+    names = [type(x).__name__ for x in processors]
+    names += [type(x).__name__ for x in criteria if not isinstance(x, (EosTokenCriteria, MaxLengthCriteria))]
+    if names:
+        raise InputError(
+            f"{', '.join(names)} would change the output and cannot be applied; supported are EOS and length"
+        )

@@ -1,0 +1,286 @@
+"""The command line, end to end on tiny models."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_dirs import EOS_IDS, make_tokenizer, save_pair, save_tiny
+from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+
+from specdec_fast import backends
+from specdec_fast.cli import main
+from specdec_fast.journal import Journal
+
+ROOT = Path(__file__).parents[1]
+NEW_TOKENS = 24
+KEYS = ["index", "prompt", "text", "token_ids", "num_tokens", "finish_reason", "rounds", "drafted", "accepted"]
+STATS = [
+    *("tokens", "seconds", "tokens_per_second", "rounds", "drafted", "accepted", "mean_accepted", "stage_seconds"),
+    *("bytes_moved", "host_syncs_per_round", "exact_match", "partial_match", "near_ties", "resumed_rows"),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A target, a draft for it, and models that do not fit."""
+    root = tmp_path_factory.mktemp("models")
+    save_tiny(root / "target")
+    save_tiny(root / "plain", chat=False)
+    target = AutoModelForCausalLM.from_pretrained(root / "target")
+    save_pair(root / "draft", make_draft(target, DRAFT_NOISE["llama"], seed=1))
+    save_tiny(root / "other-tokenizer", reverse=True)
+    config = MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=2)
+    save_pair(root / "state-space", MambaForCausalLM(config))
+    return root
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    tokenizer = make_tokenizer()
+    texts = [tokenizer.decode(ids) for ids in make_prompts([5, 1, 17, 9, 3, 12, 30, 2, 8, 4], seed=3)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def command(models, prompts, tmp_path):
+    """Arguments of a run into ``out.jsonl``."""
+    paths = {
+        "prompts": prompts,
+        "target": models / "target",
+        "draft": models / "draft",
+        "output": tmp_path / "out.jsonl",
+    }
+    numbers = {
+        "batch-size": 4,
+        "num-draft-tokens": 3,
+        "max-new-tokens": NEW_TOKENS,
+        "dtype": "float32",
+        "device": "cpu",
+    }
+    return ["generate", *(part for name, value in (paths | numbers).items() for part in (f"--{name}", str(value)))]
+
+
+def read_rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def tokens_of(path):
+    return [row["token_ids"] for row in read_rows(path)]
+
+
+def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
+    stats = tmp_path / "stats.json"
+    assert main([*command, "--stats", str(stats)]) == 0
+    shown = capsys.readouterr()
+    rows = read_rows(tmp_path / "out.jsonl")
+    model = AutoModelForCausalLM.from_pretrained(models / "target", dtype=torch.float32)
+    tokenizer = make_tokenizer()
+    for index, row in enumerate(rows):
+        chat = [{"role": "user", "content": row["prompt"]}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert list(row) == KEYS and row["index"] == index
+        assert row["token_ids"] == greedy_oracle(model, ids, NEW_TOKENS, EOS_IDS)
+        assert row["num_tokens"] == len(row["token_ids"])
+        assert row["text"] == tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+        assert row["finish_reason"] == ("eos" if row["token_ids"][-1] in EOS_IDS else "length")
+    assert {row["finish_reason"] for row in rows} == {"eos", "length"}
+    record = json.loads(stats.read_text())
+    assert list(record) == STATS and list(record["stage_seconds"]) == ["draft", "verify", "accept", "commit"]
+    assert record["tokens"] == sum(row["num_tokens"] for row in rows)
+    assert record["drafted"] == sum(row["drafted"] for row in rows)
+    assert 0 < record["accepted"] == sum(row["accepted"] for row in rows) < record["drafted"]
+    assert record["exact_match"] is None and record["resumed_rows"] == 0
+    assert "10 prompts" in shown.out and "tokens/s" in shown.out
+    assert "generating 10/10" in shown.err and "\r" not in shown.err
+    assert not list(tmp_path.glob("*.journal"))
+
+
+@pytest.mark.parametrize("other", [["--draft", "ngram"], ["--draft", "self:~1"], ["--method", "autoregressive"]])
+def test_every_way_gives_the_same_text(command, tmp_path, other):
+    assert main(command) == 0
+    expected = tokens_of(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").unlink()
+    assert main([*command, *other]) == 0
+    assert tokens_of(tmp_path / "out.jsonl") == expected
+
+
+def test_answers_are_shown_without_an_output(models, tmp_path, monkeypatch, capsys):
+    (tmp_path / "p.txt").write_text("[bold]abc\n")
+    assert (
+        main(["generate", "--prompts", str(tmp_path / "p.txt"), "--target", str(models / "plain"), "--dtype=float32"])
+        == 0
+    )
+    assert "[bold]abc" in capsys.readouterr().out
+
+
+def test_check_passes_and_finds_a_planted_difference(command, tmp_path, capsys):
+    out, stats = tmp_path / "out.jsonl", tmp_path / "stats.json"
+    assert main([*command, "--check", "--stats", str(stats)]) == 0
+    assert "100.0% exact match" in capsys.readouterr().out
+    record = json.loads(stats.read_text())
+    assert (record["exact_match"], record["partial_match"], record["near_ties"]) == (1.0, 1.0, 0)
+    rows = read_rows(out)
+    rows[7]["token_ids"][1] = 3 + rows[7]["token_ids"][1] % 90
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([*command, "--resume", "--check"]) == 1
+    assert "prompt 7: MISMATCH at token 1" in capsys.readouterr().out
+
+
+def killed(command, after):
+    """Run ``command`` in a process that kills itself right after it recorded ``after`` rows."""
+    script = f"""
+        import os, signal, sys
+        import torch
+        from specdec_fast import backends
+from specdec_fast.cli import main
+        from specdec_fast.journal import Journal
+
+        torch.set_num_threads(1)
+        append = Journal.append
+
+        def append_and_die(self, row):
+            append(self, row)
+            if len(self.rows) == {after}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Journal.append = append_and_die
+        main(sys.argv[1:])
+    """
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(script), *command], env=environment, check=False)
+
+
+def test_a_killed_run_resumes_to_the_same_file(command, tmp_path, capsys):
+    out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
+    assert main(command) == 0
+    unbroken = out.read_bytes()
+    out.unlink()
+    assert killed(command, after=6).returncode == -signal.SIGKILL
+    recorded = journal.read_bytes()
+    assert not out.exists() and len(recorded.splitlines()) == 7
+    journal.write_bytes(recorded + b'{"index": 9, "pro')
+    assert main(command) == 2
+    assert "holds 6 finished rows: pass --resume or delete it" in capsys.readouterr().err
+    assert main([*command, "--resume", "--num-draft-tokens", "2"]) == 2
+    assert "num_draft_tokens was 3, is 2" in capsys.readouterr().err
+    stats = tmp_path / "stats.json"
+    assert main([*command, "--resume", "--stats", str(stats)]) == 0
+    assert out.read_bytes() == unbroken and not journal.exists()
+    record = json.loads(stats.read_text())
+    # the first batch is complete, the second is decoded anew
+    assert record["resumed_rows"] == 6
+    assert record["tokens"] == sum(row["num_tokens"] for row in read_rows(out)[4:])
+    capsys.readouterr()
+    assert main([*command, "--resume"]) == 0
+    assert "nothing to do" in capsys.readouterr().err and out.read_bytes() == unbroken
+
+
+def interrupt_after(monkeypatch, count):
+    append = Journal.append
+
+    def append_and_interrupt(self, row):
+        append(self, row)
+        if len(self.rows) == count:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "append", append_and_interrupt)
+
+
+def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 5)
+        assert main(command) == 130
+    assert "stopped: 5 of 10 prompts are done and kept; run the same command with --resume" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert len(tokens_of(tmp_path / "out.jsonl")) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--num-draft-tokens": "0"}, "--num-draft-tokens"),
+        ({"--batch-size": "0"}, "--batch-size"),
+        ({"--batch-size": "four"}, "--batch-size"),
+        ({"--max-new-tokens": "0"}, "--max-new-tokens"),
+        ({"--method": "magic"}, "--method"),
+        ({"--unknown": "1"}, "--unknown"),
+        ({"--dtype": "int8"}, "unknown dtype int8"),
+        ({"--device": "tpu"}, "unknown device tpu"),
+        ({"--target": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
+        ({"--target": "state-space"}, "state"),
+        ({"--draft": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
+        ({"--draft": "other-tokenizer"}, "tokenizer is not the target's"),
+        ({"--draft": "state-space"}, "state"),
+        ({"--draft": "self:"}, "layers"),
+        ({"--draft": "self:7"}, "layers"),
+        ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
+        ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
+        ({"--output": "/proc/out.jsonl"}, "cannot write"),
+        ({"--stats": "/no/such/folder/stats.json"}, "there is no folder"),
+        ({"--max-new-tokens": "500"}, "prompt 2 is too long: 20 tokens and 500 new"),
+    ],
+)
+def test_bad_arguments(models, command, tmp_path, capsys, changes, message):
+    for option, value in changes.items():
+        command += [option, str(models / value) if (models / value).is_dir() else value]
+    assert_refused(command, capsys, message)
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", "", "has no prompts"),
+        ("p.txt", "a\n \nb\n", "line 2 is empty"),
+        ("p.jsonl", '{"prompt": "a"}\n{"prompt"\n', "line 2 is not valid JSON"),
+    ],
+)
+def test_bad_prompts(command, tmp_path, capsys, name, content, message):
+    (tmp_path / name).write_text(content)
+    assert_refused([*command, "--prompts", str(tmp_path / name)], capsys, message)
+
+
+def test_combinations_that_make_no_sense(models, command, prompts, tmp_path, capsys):
+    assert_refused(["generate", "--prompts", str(prompts), "--resume"], capsys, "--resume needs --output")
+    assert_refused([*command, "--output", str(prompts)], capsys, "is the prompts file")
+    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl")], capsys, "must be two files")
+    assert_refused([*command, "--target", str(models / "plain"), "--chat"], capsys, "no chat template")
+    assert_refused([], capsys, "Missing command")
+
+
+def assert_refused(arguments, capsys, message):
+    assert main(arguments) == 2
+    *progress, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("error: ") and message in last
+    assert all(line.startswith("loading ") for line in progress)
+
+
+def test_info_names_every_backend_and_why_it_cannot_run(capsys):
+    assert main(["info"]) == 0
+    shown = capsys.readouterr().out
+    assert "transformers" in shown
+    for backend in backends.available():
+        line = next(line for line in reversed(shown.splitlines()) if line.split()[0] == backend.name)
+        assert ("available" in line) == backend.available and backend.reason in line
+
+
+def test_help_loads_no_framework():
+    script = "import sys; from specdec_fast.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_module_entry_point_has_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "specdec_fast", "generate"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Missing option '--prompts'.\n"

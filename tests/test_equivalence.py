@@ -1,0 +1,178 @@
+"""The metrics on hand-made candidates, against oracles of tiny random models."""
+
+import pytest
+import torch
+from tiny_models import greedy_oracle, make_model, make_prompts
+from transformers import GenerationConfig
+
+from specdec_fast.equivalence import (
+    EquivalenceCheck,
+    exact_match,
+    first_divergence,
+    is_near_tie,
+    partial_match,
+)
+
+NEW_TOKENS = 12
+PROMPT = make_prompts([5], seed=0)[0]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model("llama", seed=0)
+
+
+@pytest.fixture
+def check(model):
+    return EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+
+
+def oracle_of(model, eos_token_id=None):
+    return greedy_oracle(model, PROMPT, NEW_TOKENS, eos_token_id)
+
+
+def changed(tokens, position):
+    return tokens[:position] + [(tokens[position] + 1) % 97] + tokens[position + 1 :]
+
+
+def only_row(check, candidate, prompt=PROMPT):
+    check.add(0, prompt, candidate)
+    report = check.report()
+    return report, report.rows[0]
+
+
+@pytest.mark.parametrize(
+    ("oracle", "candidate", "divergence", "partial"),
+    [
+        ([4, 5, 6, 7], [4, 5, 6, 7], None, 1.0),
+        ([4, 5, 6, 7], [9, 5, 6, 7], 0, 0.0),
+        ([4, 5, 6, 7], [4, 5, 6, 9], 3, 0.75),
+        ([4, 5, 6, 7], [4, 5], 2, 0.5),
+        ([4, 5, 6, 7], [], 0, 0.0),
+        ([4, 5], [4, 5, 6], 2, 1.0),
+        ([], [], None, 1.0),
+        ([], [4], 0, 0.0),
+    ],
+)
+def test_metrics(oracle, candidate, divergence, partial):
+    assert first_divergence(oracle, candidate) == divergence
+    assert partial_match(oracle, candidate) == partial
+    assert exact_match(oracle, candidate) == (divergence is None)
+
+
+def test_near_tie_is_a_gap_below_twice_the_noise():
+    assert is_near_tie(0.19, noise=0.1)
+    assert not is_near_tie(0.2, noise=0.1)
+    assert not is_near_tie(0.0, noise=0.0)
+    assert not is_near_tie(None, noise=1.0)
+
+
+@pytest.mark.parametrize("no_eos", [None, []])
+def test_exact_row(model, no_eos):
+    check = EquivalenceCheck(model, eos_token_id=no_eos, pad_token_id=None, max_new_tokens=NEW_TOKENS)
+    report, row = only_row(check, oracle_of(model))
+    assert (row.exact, row.partial, row.first_divergence, row.near_tie, row.gap) == (True, 1.0, None, False, None)
+    assert (report.exact_match, report.partial_match) == (1.0, 1.0)
+    assert (report.near_ties, report.mismatches) == (0, 0)
+
+
+def test_changed_token_is_a_mismatch_with_the_oracles_gap(model, check):
+    tokens = oracle_of(model)
+    report, row = only_row(check, changed(tokens, 7))
+    text = torch.tensor([PROMPT + tokens[:7]])
+    first, second = model(input_ids=text).logits[0, -1].topk(2).values.tolist()
+    assert row.first_divergence == 7
+    assert row.partial == pytest.approx(7 / NEW_TOKENS)
+    assert row.gap == pytest.approx(first - second, rel=1e-4)
+    assert not row.exact and not row.near_tie
+    assert (report.mismatches, report.near_ties) == (1, 0)
+
+
+@pytest.mark.parametrize("length_change", ["shorter", "longer", "empty"])
+def test_length_difference_is_never_a_near_tie(model, check, monkeypatch, length_change):
+    monkeypatch.setattr(check, "_measure_noise", lambda *_: 1e9)
+    tokens = oracle_of(model)
+    candidate = {"shorter": tokens[:-3], "longer": tokens + [5], "empty": []}[length_change]
+    report, row = only_row(check, candidate)
+    assert row.first_divergence == min(len(tokens), len(candidate))
+    assert row.gap is None
+    assert (report.mismatches, report.near_ties) == (1, 0)
+
+
+@pytest.mark.parametrize(("offset", "near_ties"), [(1e-7, 1), (1e-2, 0)])
+def test_planted_near_tie(offset, near_ties):
+    model = make_model("llama", seed=1, dtype=torch.float32)
+    tokens = greedy_oracle(model, PROMPT, NEW_TOKENS)
+    rival = next(t for t in range(3, 97) if t not in tokens)
+    weight = model.lm_head.weight.data
+    weight[rival] = weight[tokens[-1]] * (1 - offset)
+
+    check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+    oracle, _ = check._decode(PROMPT)
+    pair = {tokens[-1], rival}
+    tied = next(i for i, token in enumerate(oracle) if token in pair)
+    (loser,) = pair - {oracle[tied]}
+    report, row = only_row(check, oracle[:tied] + [loser] + oracle[tied + 1 :])
+
+    assert report.noise > 0
+    assert row.first_divergence == tied
+    assert (report.near_ties, report.mismatches) == (near_ties, 1 - near_ties)
+
+
+def test_noise_is_the_largest_of_the_run_and_judges_earlier_rows(model, check, monkeypatch):
+    noises = iter([0.0, 1e9, 0.5])
+    monkeypatch.setattr(check, "_measure_noise", lambda *_: next(noises))
+    tokens = oracle_of(model)
+    check.add(0, PROMPT, changed(tokens, 3))
+    assert check.report().mismatches == 1
+    check.add(1, PROMPT, tokens)
+    check.add(2, PROMPT, tokens)
+    report = check.report()
+    assert report.noise == 1e9
+    assert [row.near_tie for row in report.rows] == [True, False, False]
+    assert (report.mismatches, report.near_ties) == (0, 1)
+    assert report.exact_match == pytest.approx(2 / 3)
+    assert report.partial_match == pytest.approx((3 / NEW_TOKENS + 2) / 3)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_measured_noise_is_rounding(family):
+    model = make_model(family, seed=0, dtype=torch.float32)
+    check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+    report, _ = only_row(check, greedy_oracle(model, PROMPT, NEW_TOKENS))
+    assert 0 < report.noise < 1e-2
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_eos_equal_to_pad_and_inside_the_prompt(model, as_list):
+    tokens = oracle_of(model)
+    eos = tokens[4]
+    stop = tokens.index(eos) + 1
+    check = EquivalenceCheck(
+        model, eos_token_id=[eos, 0] if as_list else eos, pad_token_id=eos, max_new_tokens=NEW_TOKENS
+    )
+    prompt = [eos, *PROMPT]
+    check.add(0, PROMPT, tokens[:stop])
+    check.add(1, PROMPT, tokens)
+    check.add(2, prompt, greedy_oracle(model, prompt, NEW_TOKENS, [eos, 0] if as_list else eos))
+    runs_past_eos = check.report().rows[1]
+    assert [row.exact for row in check.report().rows] == [True, False, True]
+    assert (runs_past_eos.first_divergence, runs_past_eos.partial) == (stop, 1.0)
+
+
+def test_oracle_ignores_the_models_generation_defaults(model):
+    tokens = oracle_of(model)
+    noisy = GenerationConfig(repetition_penalty=5.0, do_sample=True, eos_token_id=tokens[0], max_length=7)
+    own, model.generation_config = model.generation_config, noisy
+    try:
+        check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+        _, row = only_row(check, tokens)
+        assert row.exact
+        assert model.generation_config is noisy
+    finally:
+        model.generation_config = own
+
+
+def test_no_rows(check):
+    report = check.report()
+    assert (report.rows, report.mismatches, report.noise) == ([], 0, 0.0)

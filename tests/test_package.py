@@ -1,0 +1,98 @@
+"""The package imports the same way from the repository, from an editable install and from a wheel."""
+
+import importlib.machinery
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import specdec_fast
+
+ROOT = Path(__file__).parent.parent
+REPORT = "import specdec_fast, specdec_fast.kernels as k; print(specdec_fast.__file__, *k.__path__, sep='\\n')"
+
+
+def python(*arguments, cwd):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imported_from(site_folder, cwd):
+    """Where the package and its kernels come from with ``site_folder`` ahead of this environment."""
+    # -S: this environment may itself hold an editable install, whose import hook would win
+    setup = (
+        f"import site, sys; site.addsitedir({str(site_folder)!r}); sys.path.append({sysconfig.get_path('purelib')!r})"
+    )
+    return [Path(line) for line in python("-I", "-S", "-c", f"{setup}; {REPORT}", cwd=cwd).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A clean copy, so that nothing is built inside the repository."""
+    copy = tmp_path_factory.mktemp("build") / "checkout"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("specdec_fast", "kernels", "csrc"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def build(checkout, folder, kind):
+    """Build a wheel of ``kind`` and unpack it into ``folder / "site"``."""
+    python("-c", f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})", cwd=checkout)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def test_kernels_from_the_repository_root():
+    package, kernels = map(Path, python("-c", REPORT, cwd=ROOT).splitlines())
+    assert package == ROOT / "specdec_fast" / "__init__.py"
+    assert kernels.resolve() == ROOT / "kernels"
+
+
+def test_kernels_from_an_editable_install(checkout, tmp_path):
+    package, kernels = imported_from(build(checkout, tmp_path, "editable"), tmp_path)
+    assert package == checkout / "specdec_fast" / "__init__.py"
+    assert kernels.resolve() == checkout / "kernels"
+
+
+def test_wheel_is_complete(checkout, tmp_path):
+    site = build(checkout, tmp_path, "wheel")
+    package, kernels = imported_from(site, tmp_path)
+    assert package == site / "specdec_fast" / "__init__.py"
+    assert kernels == site / "specdec_fast" / "kernels"
+    sources = {p.relative_to(checkout) for p in (checkout / "specdec_fast").rglob("*.py")}
+    sources |= {Path("specdec_fast") / p.relative_to(checkout) for p in (checkout / "kernels").rglob("*.py")}
+    assert {p.relative_to(site) for p in site.rglob("*.py")} == sources
+    assert (site / "specdec_fast" / "py.typed").exists()
+    assert not (site / "kernels").exists()
+
+
+@pytest.mark.parametrize("name", ["kernels", "benchmarks"])
+def test_folders_do_not_shadow_packages_of_that_name(name, tmp_path):
+    assert not (ROOT / name / "__init__.py").exists()
+    installed = tmp_path / name / "__init__.py"
+    installed.parent.mkdir()
+    installed.touch()
+    spec = importlib.machinery.PathFinder.find_spec(name, [str(ROOT), str(tmp_path)])
+    assert spec is not None
+    assert spec.origin == str(installed)
+
+
+def test_runs_as_a_module():
+    assert "generate" in python("-m", "specdec_fast", "--help", cwd=ROOT)
+
+
+def test_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == specdec_fast.__version__

@@ -1,0 +1,144 @@
+"""Models that would come out wrong are refused, by name or by the self-check."""
+
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from tiny_models import greedy_oracle, make_model, make_prompts
+
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
+from specdec_fast.errors import UnsupportedModelError
+from specdec_fast.padded import PaddedModel
+
+TINY = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def build(name, **extra):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**TINY | extra)
+    return transformers.AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def generate(model):
+    input_ids = torch.tensor(make_prompts([12], 0))
+    return EQSpec(model, NgramDrafter()).generate(input_ids, max_new_tokens=20, eos_token_id=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "message"),
+    [
+        ("Mamba", {}, "recurrent or state-space"),
+        ("Jamba", {}, "recurrent or state-space"),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent|layers of type"),
+        ("Llama4Text", {"head_dim": 16}, "chunked_attention"),
+    ],
+)
+def test_state_and_chunked_layers_are_refused_by_name(name, extra, message):
+    model = build(name, **extra)
+    with pytest.raises(UnsupportedModelError, match=message):
+        EQSpec(model, NgramDrafter())
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelDrafter(model)
+
+
+def test_an_encoder_decoder_is_refused():
+    config = transformers.T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        EQSpec(transformers.T5ForConditionalGeneration(config), NgramDrafter())
+
+
+def test_attention_that_takes_no_4d_mask_is_refused():
+    model = make_model("llama", seed=0)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UnsupportedModelError, match=r"flash_attention_2.*sdpa, eager"):
+        EQSpec(model, NgramDrafter())
+
+
+# architectures that no code of this package names
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256}),
+        ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+        ("GPTNeoX", {}),
+        ("Mistral", {"sliding_window": 5, "head_dim": 16}),
+        ("Phi3", {"sliding_window": 5}),
+        ("Starcoder2", {"sliding_window": 5}),
+        ("Qwen2", {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}),
+        ("Gemma2", {"sliding_window": 5, "head_dim": 16}),
+        ("Cohere2", {"sliding_window": 5}),
+        ("Olmo2", {}),
+        ("StableLm", {}),
+        ("Mpt", {"d_model": 32, "n_heads": 2, "n_layers": 2}),
+        ("BioGpt", {}),
+        ("Mixtral", {"sliding_window": 5, "experts_implementation": "eager"}),
+        ("GptOss", {"sliding_window": 5, "head_dim": 16, "experts_implementation": "eager"}),
+    ],
+)
+def test_other_architectures_equal_greedy(name, extra):
+    model = build(name, **extra)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.2)
+    result = generate(model)
+    input_ids = torch.tensor(make_prompts([12], 0))
+    assert result.rows[0].token_ids == greedy_oracle(model, input_ids[0].tolist(), 20)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("Bloom", {"n_layer": 2, "n_head": 2}), ("Falcon", {"alibi": True})])
+def test_what_cannot_take_a_4d_mask_is_refused_by_the_probe(name, extra):
+    with pytest.raises(UnsupportedModelError, match=f"{name}.* cannot run on the padded layout"):
+        generate(build(name, **extra))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_wrong_mask_or_position_is_refused(family, monkeypatch):
+    step = ops.realign_step_
+
+    def broken(*args, break_what):
+        step(*args)
+        new_start, positions, masks, windows = args[10], args[12], args[13], args[14]
+        if break_what == "positions":
+            positions += new_start[:, None] % 3
+        for mask, window in zip(masks, windows):
+            if break_what == "padding":
+                mask.masked_fill_(mask != 0, 0).masked_fill_(~torch.ones_like(mask).tril(new_start[0]).bool(), -1e9)
+            elif break_what == "window" and window:
+                mask.copy_(masks[0])
+
+    for break_what in ("positions", "padding", *(["window"] if family == "gemma3" else [])):
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "realign_step_", partial(broken, break_what=break_what))
+            with pytest.raises(UnsupportedModelError, match="self-check"):
+                generate(make_model(family, seed=1))
+    generate(make_model(family, seed=1))
+
+
+def test_the_probe_outgrows_every_window_that_can_matter():
+    model = make_model("gemma3", seed=1)
+    widths = []
+    model.register_forward_pre_hook(lambda _, a, kw: widths.append(kw["input_ids"].shape), with_kwargs=True)
+    runner = PaddedModel(model)
+    selfcheck.self_check(runner, longest=6)
+    short = len(widths)
+    selfcheck.self_check(runner, longest=6)
+    assert len(widths) == short, "a model is probed once"
+    selfcheck.self_check(runner, longest=100)
+    assert len(widths) > short or max(w for _, w in widths) > 12
+    assert max(w for _, w in widths) > 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_not_refused(dtype):
+    for family in ("llama", "gemma3", "qwen3"):
+        generate(make_model(family, seed=1, dtype=dtype))
+
+
+def test_rope_that_depends_on_the_batch_is_said():
+    config = transformers.LlamaConfig(**TINY, rope_scaling={"rope_type": "dynamic", "factor": 2.0})
+    with pytest.warns(UserWarning, match="rotary embedding by the longest row"):
+        EQSpec(transformers.LlamaForCausalLM(config).eval(), NgramDrafter())
