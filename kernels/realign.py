@@ -39,9 +39,9 @@ def realign_kernel(
 
 def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
     lanes, rows = lane_table(caches, start.device), len(start)
-    if not lanes.count * rows:
+    if not lanes.num_lanes * rows:
         return
-    realign_kernel[(lanes.count * rows * lanes.heads,)](
+    realign_kernel[(lanes.num_lanes * rows * lanes.heads,)](
         lanes.rows,
         start.contiguous(),
         num_columns.contiguous(),
@@ -230,7 +230,7 @@ def realign_step_(
     strides = (*tokens.stride(), *position_ids.stride(), *summary.stride(), *new_start.stride(), *new_length.stride())
     accepted = n_accepted if n_accepted is not None else limit
     read = (draft_ids, target_ids, limit, max_length, stop_ids, accepted, start, length)
-    realign_step_kernel[(rows * (1 + len(masks) + lanes.count * lanes.heads),)](
+    realign_step_kernel[(rows * (1 + len(masks) + lanes.num_lanes * lanes.heads),)](
         lanes.rows,
         mask_rows.rows,
         _strides(strides, device),

@@ -25,7 +25,7 @@ class LaneTable(NamedTuple):
     """The strips of all caches; ``rows`` and ``lanes`` are for :func:`specdec_fast.kernels.move.move_row`."""
 
     rows: Tensor
-    count: int
+    num_lanes: int
     heads: int
     lanes: tuple[int, ...]
 

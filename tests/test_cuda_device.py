@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 import torch
-
 from gpu import cases, gates
 from gpu.arguments import assert_same_memory, duplicate, storages
+
 from specdec_fast import backends, ops
 
 pytestmark = [

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import strategies as st
-
 from gpu import artefacts, cases, gates, harness
 from gpu.arguments import assert_same_memory, duplicate, tensors
 from gpu.ptx import DataRace, Emulator, Statistics, Trap
 from gpu.static_gate import resources
+from hypothesis import strategies as st
 
 needs_nvcc = pytest.mark.skipif(not artefacts.HAS_NVCC, reason="nvcc is not on the path")
 

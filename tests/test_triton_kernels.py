@@ -14,17 +14,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-
 from arena import Arena
 from gpu import artefacts, cases, gates
 from gpu.arguments import assert_same_memory, duplicate
 from gpu.ptx import DataRace, Statistics
 from gpu.static_gate import resources
 from gpu.triton_offline import captured_launches, emulate
+from test_ops_parity import make_caches
+from triton.backends.compiler import GPUTarget
+
 from specdec_fast.kernels import realign as kernels
 from specdec_fast.kernels import tables
-from test_ops_parity import make_caches
 
 ROOT = Path(__file__).parents[1]
 INTERPRETED = {"realign_": 90, "realign_step_": 50, "append_kv_": 60}
@@ -111,7 +111,7 @@ def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, lanes, m
     run("realign_", arguments)
     assert_same_memory(arguments, want)
     # 256 bytes make at most eight sectors
-    assert tables.lane_table(arguments[0], torch.device("cpu")).count == lanes
+    assert tables.lane_table(arguments[0], torch.device("cpu")).num_lanes == lanes
     tables._lane_table.cache_clear()
 
 
