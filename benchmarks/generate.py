@@ -1,12 +1,14 @@
-"""Tokens per second of EQSPEC beside transformers' assisted and batched greedy generation, with the same draft.
+"""Tokens per second of EQSPEC beside transformers' assisted and batched greedy generation, with the same drafts.
 
-python -m benchmarks.generate --quick --json benchmarks/results/generate_cpu.json
+    python -m benchmarks.generate --quick --json benchmarks/results/generate_cpu.json
+
+Methods alternate in one process; every output is compared with the target's own before a time is printed.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,62 +19,56 @@ from rich.table import Table
 from transformers import GenerationConfig
 
 from specdec_fast import EQSpec, NgramDrafter, SelfDrafter, autoregressive, compat
+from specdec_fast.drafters import Drafter
 from specdec_fast.equivalence import EquivalenceCheck
 from specdec_fast.models import load
 from specdec_fast.prompts import encode, pad_left, read
 
-from .harness import alternate, environment, ratio, write_json
+from .harness import Ratio, alternate, environment, ratio, write_json
 
 Answers = list[list[int]]
+Method = Callable[[], Answers]
 
 
 class Bench:
-    """The target, its prompts, and every way to continue them that is compared."""
+    """A target and its prompts; batch size 1 takes only every ``stride``-th of them, to keep a run short."""
 
-    def __init__(
-        self, target: str, prompts: str, layers: str, dtype: str, device: str, count: int, max_new_tokens: int
-    ):
+    def __init__(self, target: str, rows: int, stride: int, prompts: str, dtype: str, device: str, max_new_tokens: int):
         self.model, self.tokenizer = load(target, dtype=dtype, device=device)
         chosen = read(prompts)
-        # spread over the file, so that every kind of prompt takes part
-        chosen = chosen[:: max(1, len(chosen) // count)][:count]
+        chosen = chosen[:: max(1, len(chosen) // rows)][:rows]
         self.encoded = encode(chosen, self.tokenizer, chat=bool(self.tokenizer.chat_template))
+        self.stride = stride
         eos = compat.eos_ids(self.model, None)
-        self.limits = {
-            "max_new_tokens": max_new_tokens,
-            "eos_token_id": eos,
-            "pad_token_id": compat.pad_id(self.model, self.tokenizer.pad_token_id, eos),
-        }
-        self.layers = SelfDrafter.from_spec(self.model, layers)
+        pad = compat.pad_id(self.model, self.tokenizer.pad_token_id, eos)
+        self.limits = {"max_new_tokens": max_new_tokens, "eos_token_id": eos, "pad_token_id": pad}
 
-    def batches(self, batch_size: int):
-        for first in range(0, len(self.encoded), batch_size):
-            ids, mask = pad_left(self.encoded[first : first + batch_size], self.limits["pad_token_id"])
+    def rows(self, batch_size: int) -> list[list[int]]:
+        return self.encoded if batch_size > 1 else self.encoded[:: self.stride]
+
+    def batches(self, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        rows = self.rows(batch_size)
+        for first in range(0, len(rows), batch_size):
+            ids, mask = pad_left(rows[first : first + batch_size], self.limits["pad_token_id"])
             yield ids.to(self.model.device), mask.to(self.model.device)
 
-    def eqspec(self, drafter, batch_size: int, k: int) -> Callable[[], Answers]:
+    def eqspec(self, drafter: Drafter, batch_size: int, k: int) -> Method:
         decoder = EQSpec(self.model, drafter, num_draft_tokens=k)
-        return lambda: [
-            row.token_ids
-            for ids, mask in self.batches(batch_size)
-            for row in decoder.generate(ids, mask, **self.limits).rows
-        ]
+        results = lambda: (decoder.generate(*batch, **self.limits) for batch in self.batches(batch_size))  # noqa: E731
+        return lambda: [row.token_ids for result in results() for row in result.rows]
 
-    def greedy(self, batch_size: int) -> Callable[[], Answers]:
-        return lambda: [
-            row.token_ids
-            for ids, mask in self.batches(batch_size)
-            for row in autoregressive.generate(self.model, ids, mask, **self.limits).rows
-        ]
+    def greedy(self, batch_size: int) -> Method:
+        """transformers' own greedy search."""
+        run = lambda batch: autoregressive.generate(self.model, *batch, **self.limits)  # noqa: E731
+        return lambda: [row.token_ids for batch in self.batches(batch_size) for row in run(batch).rows]
 
-    def assisted(self, draft: str, k: int) -> Callable[[], Answers]:
-        """transformers' own assisted generation, which takes one row at a time."""
+    def assisted(self, assistant: Any, k: int) -> Method:
+        """transformers' own assisted generation (``assistant=None``: prompt lookup), which takes one row at a time."""
         config = GenerationConfig(do_sample=False, **self.limits)
         options: dict[str, Any] = {}
-        if draft == "ngram":
+        if assistant is None:
             config.prompt_lookup_num_tokens, config.max_matching_ngram_size = k, 3
         else:
-            assistant = self.layers.model
             assistant.generation_config = copy.deepcopy(config)
             assistant.generation_config.num_assistant_tokens = k
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -81,89 +77,88 @@ class Bench:
             options["assistant_model"] = assistant
 
         def run() -> Answers:
-            answers = []
             with autoregressive.no_generation_defaults(self.model), torch.inference_mode():
-                for ids, mask in self.batches(1):
-                    out = self.model.generate(ids, attention_mask=mask, generation_config=config, **options)
-                    answers.append(out[0, ids.shape[1] :].tolist())
-            return answers
+                return [
+                    self.model.generate(ids, attention_mask=mask, generation_config=config, **options)[
+                        0, ids.shape[1] :
+                    ].tolist()
+                    for ids, mask in self.batches(1)
+                ]
 
         return run
 
-    def verify(self, answers: Answers) -> dict[str, Any]:
+    def verify(self, answers: Answers, batch_size: int) -> dict[str, Any]:
         check = EquivalenceCheck(self.model, **self.limits)
-        for index, (prompt, tokens) in enumerate(zip(self.encoded, answers, strict=True)):
+        for index, (prompt, tokens) in enumerate(zip(self.rows(batch_size), answers, strict=True)):
             check.add(index, prompt, tokens)
         report = check.report()
         return {"exact_match": report.exact_match, "near_ties": report.near_ties, "mismatches": report.mismatches}
 
 
 def main(
-    target: Annotated[str, typer.Option()] = "smollm2",
-    prompts: Annotated[str, typer.Option()] = "examples/prompts.jsonl",
+    target: Annotated[str, typer.Option(help="As in `specdec-fast generate`.")] = "smollm2",
+    prompts: Annotated[str, typer.Option(metavar="FILE")] = "examples/prompts.jsonl",
     layers: Annotated[str, typer.Option(help="Layers of the self-draft.")] = "~14",
-    k: Annotated[int, typer.Option("--num-draft-tokens")] = 5,
-    batch_size: Annotated[int, typer.Option()] = 8,
-    max_new_tokens: Annotated[int, typer.Option()] = 64,
+    k: Annotated[int, typer.Option("--num-draft-tokens", min=1)] = 5,
+    batch_size: Annotated[int, typer.Option(min=2)] = 8,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     dtype: Annotated[str, typer.Option()] = "auto",
     device: Annotated[str, typer.Option()] = "auto",
-    repeats: Annotated[int, typer.Option(min=7)] = 7,
-    quick: Annotated[bool, typer.Option("--quick", help="8 prompts, 32 new tokens.")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json")] = None,
+    repeats: Annotated[int, typer.Option(min=7, help="Runs of each method.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="8 prompts (2 at batch size 1) and 24 new tokens.")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
 ) -> None:
-    """Compare in one alternating run; every output is checked before its time is printed."""
-    count, max_new_tokens = (8, min(max_new_tokens, 32)) if quick else (32, max_new_tokens)
-    bench = Bench(target, prompts, layers, dtype, device, count, max_new_tokens)
-    candidates = {
-        "eqspec ngram B=1": bench.eqspec(NgramDrafter(), 1, k),
-        "assisted ngram B=1": bench.assisted("ngram", k),
-        f"eqspec layers B={1}": bench.eqspec(bench.layers, 1, k),
-        f"assisted layers B={1}": bench.assisted("layers", k),
-        "greedy B=1": bench.greedy(1),
-        f"eqspec ngram B={batch_size}": bench.eqspec(NgramDrafter(), batch_size, k),
-        f"greedy B={batch_size}": bench.greedy(batch_size),
+    """Compare tokens per second; exit status 1 if an output of ours is wrong or batch 1 is slower than assisted."""
+    rows, stride, new = (8, 4, min(max_new_tokens, 24)) if quick else (32, 4, max_new_tokens)
+    bench = Bench(target, rows, stride, prompts, dtype, device, new)
+    self_draft = SelfDrafter.from_spec(bench.model, layers)
+    batched = f"B={batch_size}"
+    methods: dict[str, Method] = {
+        "eqspec, n-gram, B=1": bench.eqspec(NgramDrafter(), 1, k),
+        "assisted, n-gram, B=1": bench.assisted(None, k),
+        "eqspec, layer subset, B=1": bench.eqspec(self_draft, 1, k),
+        "assisted, layer subset, B=1": bench.assisted(self_draft.model, k),
+        "greedy, B=1": bench.greedy(1),
+        f"eqspec, n-gram, {batched}": bench.eqspec(NgramDrafter(), batch_size, k),
+        f"greedy, {batched}": bench.greedy(batch_size),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    pairs = [
+        ("eqspec, n-gram, B=1", "assisted, n-gram, B=1"),
+        ("eqspec, layer subset, B=1", "assisted, layer subset, B=1"),
+        ("eqspec, n-gram, B=1", "greedy, B=1"),
+        (f"eqspec, n-gram, {batched}", f"greedy, {batched}"),
+    ]
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
     answers: dict[str, Answers] = {}
-    for name, taken, outcome in alternate(candidates, repeats, bench.model.device):
+    for name, taken, answers[name] in alternate(methods, repeats, bench.model.device):
         seconds[name].append(taken)
-        answers[name] = outcome
-    verdicts = {name: bench.verify(tokens) for name, tokens in answers.items()}
-    tokens = {name: sum(map(len, a)) for name, a in answers.items()}
-    pairs = {
-        "eqspec / assisted, n-gram, B=1": ("eqspec ngram B=1", "assisted ngram B=1"),
-        "eqspec / assisted, layer subset, B=1": ("eqspec layers B=1", "assisted layers B=1"),
-        "eqspec n-gram / greedy, B=1": ("eqspec ngram B=1", "greedy B=1"),
-        f"eqspec n-gram / greedy, B={batch_size}": (f"eqspec ngram B={batch_size}", f"greedy B={batch_size}"),
+    records = {}
+    for name, taken in seconds.items():
+        tokens = sum(map(len, answers[name]))
+        rates = [tokens / t for t in taken]
+        verdict = bench.verify(answers[name], 1 if name.endswith("B=1") else batch_size)
+        records[name] = {"tokens": tokens, "tokens_per_second": rates, **verdict}
+    speedups = {
+        f"{ours} / {theirs}": ratio(records[ours]["tokens_per_second"], records[theirs]["tokens_per_second"])
+        for ours, theirs in pairs
     }
-    per_token = {name: [t / tokens[name] for t in taken] for name, taken in seconds.items()}
-    speedups = {label: ratio(per_token[slow], per_token[fast]) for label, (fast, slow) in pairs.items()}
-    _show(per_token, verdicts, speedups)
+    _show(records, speedups)
     if json_path:
-        record = {
-            "environment": environment(bench.model.device) | {"dtype": str(bench.model.dtype)},
-            "prompts": len(bench.encoded),
-            "max_new_tokens": max_new_tokens,
-            "num_draft_tokens": k,
-            "methods": {
-                name: {"tokens": tokens[name], "seconds": seconds[name], **verdicts[name]} for name in candidates
-            },
-            "speedups": {label: vars(r) for label, r in speedups.items()},
-        }
-        write_json(json_path, record)
-    if any(verdict["mismatches"] for name, verdict in verdicts.items() if name.startswith("eqspec")):
-        raise typer.Exit(1)
+        facts = {"dtype": str(bench.model.dtype).removeprefix("torch."), "num_draft_tokens": k, "max_new_tokens": new}
+        shown = {label: vars(speedup) for label, speedup in speedups.items()}
+        write_json(json_path, environment(bench.model.device) | facts | {"methods": records, "speedups": shown})
+    wrong = any(record["mismatches"] for name, record in records.items() if name.startswith("eqspec"))
+    slower = any(speedup.high < 1 for label, speedup in speedups.items() if "/ assisted" in label)
+    raise typer.Exit(int(wrong or slower))
 
 
-def _show(per_token, verdicts, speedups) -> None:
+def _show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio]) -> None:
     console = Console()
     table = Table("method", "tokens/s", "exact", "near-ties", "mismatches")
-    for name, taken in per_token.items():
-        verdict = verdicts[name]
-        rate = 1 / sorted(taken)[len(taken) // 2]
-        table.add_row(
-            name, f"{rate:.1f}", f"{verdict['exact_match']:.0%}", str(verdict["near_ties"]), str(verdict["mismatches"])
-        )
+    for name, record in records.items():
+        rate = sorted(record["tokens_per_second"])[len(record["tokens_per_second"]) // 2]
+        counts = (str(record[key]) for key in ("near_ties", "mismatches"))
+        table.add_row(name, f"{rate:.1f}", f"{record['exact_match']:.0%}", *counts)
     console.print(table)
     for label, speedup in speedups.items():
         console.print(f"{label}: {speedup}", highlight=False)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .drafters import ModelDrafter as ModelDrafter
     from .drafters import NgramDrafter as NgramDrafter
     from .drafters import SelfDrafter as SelfDrafter
+    from .dropin import realign_cache as realign_cache
     from .eqspec import EQSpec as EQSpec
     from .result import GenerationResult as GenerationResult
 
@@ -20,6 +21,7 @@ _EXPORTS = {
     "ModelDrafter": "drafters",
     "NgramDrafter": "drafters",
     "SelfDrafter": "drafters",
+    "realign_cache": "dropin",
 }
 __all__ = ["__version__", *_EXPORTS]
 
