@@ -63,12 +63,13 @@ def test_one_kernel_and_no_synchronisation(backend):
     # the first call may compile and copy tables
     backend.realign_step_(*arguments)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
             backend.realign_step_(*arguments)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
     launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     assert len(launched) == 1
 

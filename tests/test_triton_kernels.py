@@ -115,6 +115,10 @@ def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, lanes, m
     tables._lane_table.cache_clear()
 
 
+def test_one_launch_for_all_layers():
+    gates.moves_all_layers(run)
+
+
 # what keeps the kernels sound: a barrier, or a program for each head
 MUTANTS = {
     "loads of a move": ("move.py", "tl.debug_barrier()", "pass"),

@@ -1,7 +1,7 @@
 // Scatters the KV of packed tokens to their rows and positions. No torch here: the tests compile this file for the
 // host as well.
 #pragma once
-#include "realign.cuh"
+#include "views.cuh"
 
 namespace specdec_fast::gpu {
 

@@ -4,34 +4,20 @@
 namespace specdec_fast::gpu {
 namespace {
 
-static_assert(sizeof(LaneTable<kManyLanes>) + sizeof(Step) + sizeof(int) <= 32764, "kernel parameters are limited");
+static_assert(sizeof(LaneTable) + sizeof(Step) + sizeof(int) <= 32764, "kernel parameters are limited");
 
-// enough blocks for every processor, so that a few rows and heads still use the whole chip
+// Enough for every processor, so that a few rows and heads still use the whole chip.
 int64_t wanted_blocks(const Tensor& x) { return int64_t{kBlocksPerProcessor} * processors(x); }
-
-// The table travels in the kernel's parameters: nothing to allocate or to keep alive, and a CUDA graph holds a copy.
-template <class Launch>
-void with_table(const std::vector<Lane>& lanes, Launch launch) {
-  if (lanes.size() <= kFewLanes) launch(make_table<kFewLanes>(lanes));
-  else launch(make_table<kManyLanes>(lanes));
-}
-
-template <int kCapacity>
-void launch_realign(const LaneTable<kCapacity>& table, int64_t lanes, int rows, int heads, const Tensor& start,
-                    const Tensor& num_columns, const Tensor& shift) {
-  realign_kernel<kCapacity><<<lanes * rows * heads, kThreads, 0, current_stream(start)>>>(
-      table, rows, heads, ids(strided(start)), ids(strided(num_columns)), ids(strided(shift)));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-}
 
 void realign_cuda(const Tensors& caches, const Tensor& start, const Tensor& num_columns, const Tensor& shift) {
   check_realign(caches, start, num_columns, shift);
   const torch::stable::accelerator::DeviceGuard guard(start.get_device_index());
   const std::vector<Lane> lanes = make_lanes(strided(caches), kThreads, wanted_blocks(start));
   if (lanes.empty()) return;
-  with_table(lanes, [&](const auto& table) {
-    launch_realign(table, lanes.size(), start.size(0), most_heads(lanes), start, num_columns, shift);
-  });
+  const int rows = start.size(0), heads = most_heads(lanes);
+  realign_kernel<<<lanes.size() * rows * heads, kThreads, 0, current_stream(start)>>>(
+      make_table(lanes), rows, heads, ids(strided(start)), ids(strided(num_columns)), ids(strided(shift)));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 // The smallest value of a mask's dtype.
@@ -43,13 +29,6 @@ uint64_t hidden_bits(ScalarType dtype) {
     case ScalarType::Double: return 0xFFEFFFFFFFFFFFFF;
     default: return 0;
   }
-}
-
-template <int kCapacity>
-void launch_step(const LaneTable<kCapacity>& table, int64_t lanes, int heads, const Step& step, cudaStream_t stream) {
-  const int64_t blocks = step.small_blocks() + lanes * step.rows * heads;
-  realign_step_kernel<kCapacity><<<blocks, kThreads, step.shared_bytes(), stream>>>(table, step, heads);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 void realign_step_cuda(const Tensors& caches, const Tensor& tokens, const Tensor& draft_ids, const Tensor& target_ids,
@@ -69,9 +48,10 @@ void realign_step_cuda(const Tensors& caches, const Tensor& tokens, const Tensor
        strided(new_start), strided(new_length), strided(position_ids), strided(summary), strided(masks), windows,
        hidden, max_position, layout == 1});
   const std::vector<Lane> lanes = make_lanes(strided(caches), kThreads, wanted_blocks(start));
-  with_table(lanes, [&](const auto& table) {
-    launch_step(table, lanes.size(), most_heads(lanes), step, current_stream(start));
-  });
+  const int heads = most_heads(lanes);
+  const int64_t blocks = step.small_blocks() + int64_t(lanes.size()) * step.rows * heads;
+  realign_step_kernel<<<blocks, kThreads, step.shared_bytes(), current_stream(start)>>>(make_table(lanes), step, heads);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 }  // namespace

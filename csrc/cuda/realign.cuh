@@ -1,10 +1,9 @@
 // Moves the KV columns of a padded batch in place. No torch here: the tests compile this file for the host as well.
 #pragma once
-#include "strips.h"
+#include "views.cuh"
 
 namespace specdec_fast::gpu {
 
-constexpr int kThreads = 128;
 // holds 80 KiB in flight and leaves a thread 96 registers
 constexpr int kBlocksPerProcessor = 5;
 // vectors a thread holds while the ones after them are on their way
@@ -18,30 +17,12 @@ struct Lane {
   Strip strip;
 };
 
-template <int kCapacity>
+// kernel parameters hold 32,764 bytes
+constexpr int kMostLanes = 448;
+
 struct LaneTable {
-  Lane lanes[kCapacity];
+  Lane lanes[kMostLanes];
 };
-
-// int64 vector or matrix; strides in elements.
-template <class T>
-struct View {
-  T* data;
-  int64_t row_stride, column_stride;
-  __device__ T& operator()(int64_t row, int64_t column = 0) const { return data[row * row_stride + column * column_stride]; }
-};
-using Ids = View<const int64_t>;
-using MutableIds = View<int64_t>;
-
-inline Ids ids(const Strided& x) {
-  return {reinterpret_cast<const int64_t*>(x.data), x.strides.empty() ? 0 : x.strides[0],
-          x.strides.size() > 1 ? x.strides[1] : 0};
-}
-
-inline MutableIds mutable_ids(const Strided& x) {
-  const Ids view = ids(x);
-  return {const_cast<int64_t*>(view.data), view.row_stride, view.column_stride};
-}
 
 template <class V>
 __device__ void load_chunk(V (&held)[kHeld], const char* first, int64_t step, int left, int per_pass) {
@@ -105,9 +86,8 @@ struct Place {
 };
 
 // One block for each lane, row and head.
-template <int kCapacity>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) realign_kernel(
-    const __grid_constant__ LaneTable<kCapacity> table, int rows, int heads, Ids start, Ids num_columns, Ids shift) {
+    const __grid_constant__ LaneTable table, int rows, int heads, Ids start, Ids num_columns, Ids shift) {
   const Place place(blockIdx.x, rows, heads);
   move_row(table.lanes[place.lane], place.row, place.head, start(place.row), num_columns(place.row), shift(place.row));
 }

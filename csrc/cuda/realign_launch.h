@@ -6,8 +6,6 @@
 
 namespace specdec_fast::gpu {
 
-// kernel parameters hold 32,764 bytes; most models fit the small table
-constexpr int kFewLanes = 64, kManyLanes = 448;
 // what every GPU gives a block without being asked
 constexpr int64_t kSharedBytes = 48 << 10;
 
@@ -18,7 +16,7 @@ inline std::vector<Lane> make_lanes(const std::vector<Strided>& caches, int thre
   for (const Strided& x : caches) blocks += x.sizes[0] * x.sizes[1];
   blocks = std::max<int64_t>(blocks, 1);
   // a piece may come with a narrow tail, and the table has to hold both
-  const int64_t most_pieces = kManyLanes / (2 * (caches.size() + 1));
+  const int64_t most_pieces = kMostLanes / (2 * (caches.size() + 1));
   const int64_t pieces = std::max<int64_t>(std::min((wanted_blocks + blocks - 1) / blocks, most_pieces), 1);
   std::vector<Lane> lanes;
   for (const Strided& x : caches) {
@@ -28,7 +26,7 @@ inline std::vector<Lane> make_lanes(const std::vector<Strided>& caches, int thre
       lanes.push_back({x.data, x.stride_bytes(0), x.stride_bytes(1), x.stride_bytes(2), int32_t(x.sizes[1]),
                        int32_t(x.sizes[2]), strip});
   }
-  if (lanes.size() > kManyLanes) throw std::runtime_error("more cache tensors than one launch can take");
+  if (lanes.size() > kMostLanes) throw std::runtime_error("more cache tensors than one launch can take");
   return lanes;
 }
 
@@ -38,9 +36,8 @@ inline int most_heads(const std::vector<Lane>& lanes) {
   return heads;
 }
 
-template <int kCapacity>
-LaneTable<kCapacity> make_table(const std::vector<Lane>& lanes) {
-  LaneTable<kCapacity> table{};
+inline LaneTable make_table(const std::vector<Lane>& lanes) {
+  LaneTable table{};
   std::copy(lanes.begin(), lanes.end(), table.lanes);
   return table;
 }

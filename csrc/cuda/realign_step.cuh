@@ -181,9 +181,8 @@ __device__ inline void write_mask(const Mask& mask, const Plan& plan, int row, i
 }
 
 // Blocks: one for each row, one for each row, query and mask, then one for each lane, row and head.
-template <int kCapacity>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) realign_step_kernel(
-    const __grid_constant__ LaneTable<kCapacity> table, const __grid_constant__ Step step, int heads) {
+    const __grid_constant__ LaneTable table, const __grid_constant__ Step step, int heads) {
   const Plan plan = plan_round(step);
   const int block = blockIdx.x;
   if (block < step.rows) return commit_row(step, plan, block);

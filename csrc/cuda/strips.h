@@ -42,8 +42,8 @@ struct Strided {
 
 // Cut `width` elements into about `pieces` strips of at most `max_vectors` vectors each. What does not fill a vector
 // of `alignment` bytes becomes a strip of narrower vectors.
-inline std::vector<Strip> cut_strips(
-    int64_t width, int64_t element_bytes, int64_t element_stride, int64_t alignment, int64_t pieces, int64_t max_vectors) {
+inline std::vector<Strip> cut_strips(int64_t width, int64_t element_bytes, int64_t element_stride, int64_t alignment,
+                                     int64_t pieces, int64_t max_vectors) {
   std::vector<Strip> strips;
   auto cut = [&](int64_t begin, int64_t end, int64_t vector_bytes, int64_t vector_stride) {
     const int64_t per_piece = (end - begin + pieces - 1) / pieces;

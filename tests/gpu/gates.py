@@ -92,4 +92,13 @@ def moves_far(run: Run, shift: int) -> None:
     assert_same_memory(arguments, want)
 
 
+def moves_all_layers(run: Run) -> None:
+    """One launch for keys and values of 126 layers."""
+    caches = [torch.randn(2, 1, 6, 8) for _ in range(252)]
+    arguments = [caches, *(torch.tensor(x) for x in ([1, 2], [3, 4], [2, -1]))]
+    want = expected("realign_", arguments)
+    run("realign_", arguments)
+    assert_same_memory(arguments, want)
+
+
 FAR = (1, 700, -3, -1500)

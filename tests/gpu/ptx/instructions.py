@@ -254,15 +254,17 @@ def _access(form: Form) -> Step:
 
 @_handles("bfe")
 def _extract_bits(form: Form) -> Step:
-    type_name = form.need("u32", "u64")
+    type_name = form.need("s32", "u32", "u64")
     bits = 8 * size_of(type_name)
 
     def extract(a: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         first, count = first % np.uint32(256), count % np.uint32(256)
-        moved = np.where(first < bits, a >> np.minimum(first, bits - 1).astype(a.dtype), a.dtype.type(0))
+        moved = a >> np.minimum(first, bits - 1).astype(a.dtype)
+        if type_name[0] == "u":
+            moved = np.where(first < bits, moved, a.dtype.type(0))
+        # the last bit of the field becomes the sign of a signed result
         unwanted = np.minimum(bits - np.minimum(count, bits), bits - 1).astype(a.dtype)
-        kept = moved << unwanted >> unwanted
-        return np.where(count > 0, kept, a.dtype.type(0))
+        return np.where(count > 0, moved << unwanted >> unwanted, a.dtype.type(0))
 
     return _elementwise(form, extract, [type_name, "u32", "u32"])
 

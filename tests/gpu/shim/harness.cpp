@@ -88,7 +88,7 @@ void realign(Words& words, int threads, int64_t wanted_blocks, Launch launch) {
   const std::vector<Lane> lanes = make_lanes(words.tensors(), threads, wanted_blocks);
   const Strided start = words.tensor(), num_columns = words.tensor(), shift = words.tensor();
   const int rows = start.sizes[0], heads = most_heads(lanes);
-  launch(realign_kernel<kFewLanes>, rows * heads * lanes.size(), 0, make_table<kFewLanes>(lanes), rows, heads,
+  launch(realign_kernel, rows * heads * lanes.size(), 0, make_table(lanes), rows, heads,
          ids(start), ids(num_columns), ids(shift));
 }
 
@@ -107,8 +107,8 @@ void realign_step(Words& words, int threads, int64_t wanted_blocks, Launch launc
   for (size_t i = 0; i < x.masks.size(); ++i) x.hidden.push_back(words.next());
   const Step step = make_step(x);
   const int heads = most_heads(lanes);
-  launch(realign_step_kernel<kFewLanes>, step.small_blocks() + step.rows * heads * lanes.size(), step.shared_bytes(),
-         make_table<kFewLanes>(lanes), step, heads);
+  launch(realign_step_kernel, step.small_blocks() + step.rows * heads * lanes.size(), step.shared_bytes(),
+         make_table(lanes), step, heads);
 }
 
 template <class Launch>
