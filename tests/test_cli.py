@@ -140,8 +140,7 @@ def killed(command, after):
     script = f"""
         import os, signal, sys
         import torch
-        from specdec_fast import backends
-from specdec_fast.cli import main
+        from specdec_fast.cli import main
         from specdec_fast.journal import Journal
 
         torch.set_num_threads(1)
