@@ -1,0 +1,74 @@
+// From tensors to what the kernels take. Plain C++ on the host.
+#pragma once
+#include <stdexcept>
+
+#include "realign_step.cuh"
+
+namespace specdec_fast::gpu {
+
+// what every GPU gives a block without being asked
+constexpr int64_t kSharedBytes = 48 << 10;
+
+// Lanes that cover all caches [B, H, C, D]. Where layers, rows and heads give fewer than `wanted_blocks` blocks, the
+// head dim is split as well.
+inline std::vector<Lane> make_lanes(const std::vector<Strided>& caches, int threads, int64_t wanted_blocks) {
+  int64_t blocks = 0;
+  for (const Strided& x : caches) blocks += x.sizes[0] * x.sizes[1];
+  blocks = std::max<int64_t>(blocks, 1);
+  // a piece may come with a narrow tail, and the table has to hold both
+  const int64_t most_pieces = kMostLanes / (2 * (caches.size() + 1));
+  const int64_t pieces = std::max<int64_t>(std::min((wanted_blocks + blocks - 1) / blocks, most_pieces), 1);
+  std::vector<Lane> lanes;
+  for (const Strided& x : caches) {
+    if (x.is_empty()) continue;
+    const int64_t element_stride = x.is_dense(3) ? x.element_bytes : x.stride_bytes(3);
+    for (const Strip& strip : cut_strips(x.sizes[3], x.element_bytes, element_stride, x.alignment(), pieces, threads))
+      lanes.push_back({x.data, x.stride_bytes(0), x.stride_bytes(1), x.stride_bytes(2), int32_t(x.sizes[1]),
+                       int32_t(x.sizes[2]), strip});
+  }
+  if (lanes.size() > kMostLanes) throw std::runtime_error("more cache tensors than one launch can take");
+  return lanes;
+}
+
+inline int most_heads(const std::vector<Lane>& lanes) {
+  int heads = 0;
+  for (const Lane& lane : lanes) heads = std::max(heads, lane.heads);
+  return heads;
+}
+
+inline LaneTable make_table(const std::vector<Lane>& lanes) {
+  LaneTable table{};
+  std::copy(lanes.begin(), lanes.end(), table.lanes);
+  return table;
+}
+
+// `hidden` is the mask's smallest value as bits; a bool mask is the only one of one byte.
+inline Mask make_mask(const Strided& x, int64_t window, uint64_t hidden) {
+  return {x.data, x.stride_bytes(0), x.stride_bytes(2), x.stride_bytes(3), window, x.element_bytes == 1 ? 1ull : 0ull,
+          hidden, int32_t(x.sizes[3]), int32_t(x.element_bytes)};
+}
+
+// The arguments of realign_step_ but the caches, as raw memory.
+struct StepTensors {
+  Strided tokens, draft_ids, target_ids, limit, max_length, stop_ids, n_accepted, start, length;
+  Strided new_start, new_length, position_ids, summary;
+  std::vector<Strided> masks;
+  std::vector<int64_t> windows;
+  std::vector<uint64_t> hidden;
+  int64_t max_position;
+  bool packed;
+};
+
+inline Step make_step(const StepTensors& x) {
+  Step step{int32_t(x.tokens.sizes[0]), int32_t(x.draft_ids.sizes[1]), int32_t(x.stop_ids.sizes[0]),
+            int32_t(x.position_ids.sizes[1]), int32_t(x.masks.size()), x.packed, x.max_position,
+            ids(x.draft_ids), ids(x.target_ids), ids(x.limit), ids(x.max_length), ids(x.stop_ids), ids(x.n_accepted),
+            ids(x.start), ids(x.length), mutable_ids(x.tokens), mutable_ids(x.new_start), mutable_ids(x.new_length),
+            mutable_ids(x.position_ids), mutable_ids(x.summary), int32_t(x.tokens.sizes[1]), {}};
+  if (x.masks.size() > kMaxMasks) throw std::runtime_error("more masks than one launch can take");
+  if (step.shared_bytes() > kSharedBytes) throw std::runtime_error("more rows than one launch can take");
+  for (size_t i = 0; i < x.masks.size(); ++i) step.mask[i] = make_mask(x.masks[i], x.windows[i], x.hidden[i]);
+  return step;
+}
+
+}  // namespace specdec_fast::gpu

@@ -1,0 +1,1 @@
+"""Runs and measures GPU kernels on a machine without a GPU."""
