@@ -14,7 +14,7 @@ if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
 fi
 timeout 270 "$python" -m pytest -m gpu --junitxml="$work/tests.xml"
 tests=$?
-timeout 180 "$python" -m benchmarks.realign --quick --json "$work/realign.json"
+timeout 180 "$python" -m benchmarks.realign --quick --device cuda --json "$work/realign.json"
 benchmark=$?
 
 "$python" - "$work" "$output" "$tests" "$benchmark" <<'PYTHON'
