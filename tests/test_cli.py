@@ -122,6 +122,20 @@ def test_answers_are_shown_without_an_output(models, tmp_path, monkeypatch, caps
     assert "[bold]abc" in capsys.readouterr().out
 
 
+def test_a_terminal_that_is_not_utf_8_shows_escapes(models, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\u2028é\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "specdec_fast", "generate", "--prompts", tmp_path / "p.txt"]
+        + ["--target", models / "plain", "--dtype=float32", "--max-new-tokens=2"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "\\xe9" in done.stdout, done.stderr
+
+
 def test_check_passes_and_finds_a_planted_difference(command, tmp_path, capsys):
     out, stats = tmp_path / "out.jsonl", tmp_path / "stats.json"
     assert main([*command, "--check", "--stats", str(stats)]) == 0
@@ -219,6 +233,10 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch, capsys):
         ({"--draft": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
         ({"--draft": "other-tokenizer"}, "tokenizer is not the target's"),
         ({"--draft": "state-space"}, "state"),
+        ({"--target": "~no-such-user/model"}, "no model at ~no-such-user/model"),
+        ({"--target": "b\udcff"}, "--target is not UTF-8"),
+        ({"--draft": "b\udcff"}, "--draft is not UTF-8"),
+        ({"--device": "b\udcff"}, "unknown device b\\udcff"),
         ({"--draft": "self:"}, "layers"),
         ({"--draft": "self:7"}, "layers"),
         ({"--draft": "self:²"}, "neither an index nor a range"),

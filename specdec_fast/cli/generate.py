@@ -69,6 +69,7 @@ def generate(
 ) -> None:
     """Continue a file of prompts, in batches, by speculative decoding."""
     options = Options(**locals())
+    _check_names(options)
     prompt_list = read(prompts)
     _check_paths(options)
     with _open_rows(options, prompt_list) as rows:
@@ -82,6 +83,14 @@ def generate(
         finally:
             screen.close()
     raise typer.Exit(0 if passed else 1)
+
+
+def _check_names(options: Options) -> None:
+    for option in ("target", "draft"):
+        try:
+            getattr(options, option).encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"--{option} is not UTF-8") from error
 
 
 def _check_paths(options: Options) -> None:
