@@ -101,7 +101,9 @@ def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
     assert record["exact_match"] is None and record["resumed_rows"] == 0
     assert "10 prompts" in shown.out and "tokens/s" in shown.out
     assert "generating 10/10" in shown.err and "\r" not in shown.err
-    assert not list(tmp_path.glob("*.journal"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("prompts.jsonl", "out.jsonl", "out.jsonl.journal", "stats.json")
+    }
 
 
 @pytest.mark.parametrize("other", [["--draft", "ngram"], ["--draft", "self:~1"], ["--method", "autoregressive"]])
@@ -187,14 +189,18 @@ def test_a_killed_run_resumes_to_the_same_file(command, tmp_path, capsys):
     assert "num_draft_tokens was 3, is 2" in capsys.readouterr().err
     stats = tmp_path / "stats.json"
     assert main([*command, "--resume", "--stats", str(stats)]) == 0
-    assert out.read_bytes() == unbroken and not journal.exists()
+    assert out.read_bytes() == unbroken and len(journal.read_bytes().splitlines()) == 1
     record = json.loads(stats.read_text())
     # the first batch is complete, the second is decoded anew
     assert record["resumed_rows"] == 6
     assert record["tokens"] == sum(row["num_tokens"] for row in read_rows(out)[4:])
     capsys.readouterr()
-    assert main([*command, "--resume"]) == 0
+    stats.unlink()
+    assert main([*command, "--resume", "--stats", str(stats)]) == 0
     assert "nothing to do" in capsys.readouterr().err and out.read_bytes() == unbroken
+    record = json.loads(stats.read_text())
+    assert list(record) == STATS and record["resumed_rows"] == 10 and record["tokens"] == record["drafted"] == 0
+    assert_refused([*command, "--resume", "--max-new-tokens", "3"], capsys, "max_new_tokens was 24, is 3")
 
 
 def interrupt_after(monkeypatch, count):
@@ -272,7 +278,15 @@ def test_bad_prompts(command, tmp_path, capsys, name, content, message):
 def test_combinations_that_make_no_sense(models, command, prompts, tmp_path, capsys):
     assert_refused(["generate", "--prompts", str(prompts), "--resume"], capsys, "--resume needs --output")
     assert_refused([*command, "--output", str(prompts)], capsys, "is the prompts file")
-    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl")], capsys, "must be two files")
+    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl")], capsys, "must be different files")
+    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl.journal")], capsys, "must be different files")
+    journal = tmp_path / "out.jsonl.journal"
+    journal.symlink_to(prompts)
+    assert_refused(command, capsys, "is the prompts file")
+    journal.unlink()
+    (tmp_path / "loop").symlink_to("loop")
+    for option in ("--output", "--stats"):
+        assert_refused([*command, option, str(tmp_path / "loop")], capsys, "form a loop")
     assert_refused([*command, "--target", str(models / "plain"), "--chat"], capsys, "no chat template")
     assert_refused([], capsys, "Missing command")
 
