@@ -223,6 +223,12 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch, capsys):
     assert len(tokens_of(tmp_path / "out.jsonl")) == 10
 
 
+def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, capsys):
+    monkeypatch.setattr(Journal, "append", lambda self, row: signal.raise_signal(signal.SIGINT))
+    assert main(command) == 130
+    assert capsys.readouterr().err.endswith("stopped: 0 of 10 prompts are done\n")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
