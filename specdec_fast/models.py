@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -89,7 +90,8 @@ def _locate(name: str) -> tuple[Path | str, str | None]:
     """Where transformers finds the model: a directory or Hub id, and the GGUF file in it if that is the format."""
     if name == embedded.NAME:
         return embedded.directory(load), None
-    path = Path(name).expanduser()
+    # unlike Path.expanduser, leaves a ~user that does not exist as it is
+    path = Path(os.path.expanduser(name))
     if path.is_file() and path.suffix == ".gguf":
         return path.parent, _require_gguf(path.name)
     if path.is_dir():

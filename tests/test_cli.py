@@ -101,7 +101,9 @@ def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
     assert record["exact_match"] is None and record["resumed_rows"] == 0
     assert "10 prompts" in shown.out and "tokens/s" in shown.out
     assert "generating 10/10" in shown.err and "\r" not in shown.err
-    assert not list(tmp_path.glob("*.journal"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("prompts.jsonl", "out.jsonl", "out.jsonl.journal", "stats.json")
+    }
 
 
 @pytest.mark.parametrize("other", [["--draft", "ngram"], ["--draft", "self:~1"], ["--method", "autoregressive"]])
@@ -120,6 +122,20 @@ def test_answers_are_shown_without_an_output(models, tmp_path, monkeypatch, caps
         == 0
     )
     assert "[bold]abc" in capsys.readouterr().out
+
+
+def test_a_terminal_that_is_not_utf_8_shows_escapes(models, tmp_path):
+    (tmp_path / "p.txt").write_text("abc\u2028é\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "specdec_fast", "generate", "--prompts", tmp_path / "p.txt"]
+        + ["--target", models / "plain", "--dtype=float32", "--max-new-tokens=2"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "\\xe9" in done.stdout, done.stderr
 
 
 def test_check_passes_and_finds_a_planted_difference(command, tmp_path, capsys):
@@ -173,14 +189,18 @@ def test_a_killed_run_resumes_to_the_same_file(command, tmp_path, capsys):
     assert "num_draft_tokens was 3, is 2" in capsys.readouterr().err
     stats = tmp_path / "stats.json"
     assert main([*command, "--resume", "--stats", str(stats)]) == 0
-    assert out.read_bytes() == unbroken and not journal.exists()
+    assert out.read_bytes() == unbroken and len(journal.read_bytes().splitlines()) == 1
     record = json.loads(stats.read_text())
     # the first batch is complete, the second is decoded anew
     assert record["resumed_rows"] == 6
     assert record["tokens"] == sum(row["num_tokens"] for row in read_rows(out)[4:])
     capsys.readouterr()
-    assert main([*command, "--resume"]) == 0
+    stats.unlink()
+    assert main([*command, "--resume", "--stats", str(stats)]) == 0
     assert "nothing to do" in capsys.readouterr().err and out.read_bytes() == unbroken
+    record = json.loads(stats.read_text())
+    assert list(record) == STATS and record["resumed_rows"] == 10 and record["tokens"] == record["drafted"] == 0
+    assert_refused([*command, "--resume", "--max-new-tokens", "3"], capsys, "max_new_tokens was 24, is 3")
 
 
 def interrupt_after(monkeypatch, count):
@@ -203,6 +223,12 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch, capsys):
     assert len(tokens_of(tmp_path / "out.jsonl")) == 10
 
 
+def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, capsys):
+    monkeypatch.setattr(Journal, "append", lambda self, row: signal.raise_signal(signal.SIGINT))
+    assert main(command) == 130
+    assert capsys.readouterr().err.endswith("stopped: 0 of 10 prompts are done\n")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -219,8 +245,15 @@ def test_ctrl_c_says_how_to_go_on(command, tmp_path, monkeypatch, capsys):
         ({"--draft": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
         ({"--draft": "other-tokenizer"}, "tokenizer is not the target's"),
         ({"--draft": "state-space"}, "state"),
+        ({"--target": "~no-such-user/model"}, "no model at ~no-such-user/model"),
+        ({"--target": "b\udcff"}, "--target is not UTF-8"),
+        ({"--draft": "b\udcff"}, "--draft is not UTF-8"),
+        ({"--device": "b\udcff"}, "unknown device b\\udcff"),
         ({"--draft": "self:"}, "layers"),
         ({"--draft": "self:7"}, "layers"),
+        ({"--draft": "self:²"}, "neither an index nor a range"),
+        ({"--draft": "self:0-999999999"}, "not within the model's layers"),
+        ({"--draft": "self:0-99999999999"}, "neither an index nor a range"),
         ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
         ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
         ({"--output": "/proc/out.jsonl"}, "cannot write"),
@@ -251,7 +284,15 @@ def test_bad_prompts(command, tmp_path, capsys, name, content, message):
 def test_combinations_that_make_no_sense(models, command, prompts, tmp_path, capsys):
     assert_refused(["generate", "--prompts", str(prompts), "--resume"], capsys, "--resume needs --output")
     assert_refused([*command, "--output", str(prompts)], capsys, "is the prompts file")
-    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl")], capsys, "must be two files")
+    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl")], capsys, "must be different files")
+    assert_refused([*command, "--stats", str(tmp_path / "out.jsonl.journal")], capsys, "must be different files")
+    journal = tmp_path / "out.jsonl.journal"
+    journal.symlink_to(prompts)
+    assert_refused(command, capsys, "is the prompts file")
+    journal.unlink()
+    (tmp_path / "loop").symlink_to("loop")
+    for option in ("--output", "--stats"):
+        assert_refused([*command, option, str(tmp_path / "loop")], capsys, "form a loop")
     assert_refused([*command, "--target", str(models / "plain"), "--chat"], capsys, "no chat template")
     assert_refused([], capsys, "Missing command")
 

@@ -173,8 +173,12 @@ def test_layer_subset_shares_weights_and_equals_an_independent_model(family):
 def test_layer_specs():
     assert parse_layers("0-2,4", 6) == [0, 1, 2, 4]
     assert parse_layers("~1,3-4", 6) == [0, 2, 5]
-    for bad in ("", "a", "1-", "-1", "~"):
+    assert parse_layers(" 0 - 1 , 5", 6) == [0, 1, 5]
+    for bad in ("", "a", "1-", "-1", "~", "²", "0-²", "9" * 5000):
         with pytest.raises(InputError, match="neither an index nor a range"):
+            parse_layers(bad, 6)
+    for bad in ("6", "~6", "4-6", "0-999999999", "3-2"):
+        with pytest.raises(InputError, match="not within the model's layers 0-5"):
             parse_layers(bad, 6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import typer
@@ -23,6 +24,10 @@ def main(args: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 fine, 1 a check failed, 2 a usage or input error (one line on stderr), 130 interrupted.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # a terminal or pipe that is not UTF-8 must not end a run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return app(args, prog_name="specdec-fast", standalone_mode=False) or 0
     except typer.TyperException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import InputError
-from ..journal import Journal, Rows, check_writable
+from ..journal import Journal, Rows, check_writable, journal_path
 from ..prompts import Prompt, check_context, encode, pad_left, read
 from . import display
 
@@ -69,6 +70,7 @@ def generate(
 ) -> None:
     """Continue a file of prompts, in batches, by speculative decoding."""
     options = Options(**locals())
+    _check_names(options)
     prompt_list = read(prompts)
     _check_paths(options)
     with _open_rows(options, prompt_list) as rows:
@@ -84,15 +86,25 @@ def generate(
     raise typer.Exit(0 if passed else 1)
 
 
+def _check_names(options: Options) -> None:
+    for option in ("target", "draft"):
+        try:
+            getattr(options, option).encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"--{option} is not UTF-8") from error
+
+
 def _check_paths(options: Options) -> None:
     if options.resume and options.output is None:
         raise InputError("--resume needs --output")
-    for path in filter(None, (options.output, options.stats)):
-        check_writable(path)
-        if path.resolve() == Path(options.prompts).resolve():
+    written = [check_writable(path) for path in (options.output, options.stats) if path]
+    if options.output:
+        written.append(check_writable(journal_path(options.output)))
+    for path in written:
+        if path == Path(os.path.realpath(options.prompts)):
             raise InputError(f"{path} is the prompts file; choose another place to write")
-    if options.output and options.stats and options.output.resolve() == options.stats.resolve():
-        raise InputError("--output and --stats must be two files")
+    if len(set(written)) < len(written):
+        raise InputError("--output, its journal and --stats must be different files")
 
 
 def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
@@ -119,8 +131,11 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
 def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display) -> bool:
     """Decode what is missing, report, and say whether the check passed."""
     if rows.complete and not options.check:
+        from ..result import GenerationStats
+
         rows.finish()
         screen.message(f"nothing to do: {options.output} has a row for each of the {len(prompts)} prompts")
+        _write_stats(options, GenerationStats(), None, rows)
         return True
     job = _Job(options, prompts, rows, screen)
     stats = job.decode()
@@ -133,8 +148,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
     display.print_summary(stats, len(ordered), rows.resumed)
     if report:
         display.print_check(report)
-    if options.stats:
-        options.stats.write_text(json.dumps(_stats_record(stats, report, rows.resumed), indent=2) + "\n")
+    _write_stats(options, stats, report, rows)
     return report is None or report.mismatches == 0
 
 
@@ -242,15 +256,18 @@ class _Job:
         }
 
 
-def _stats_record(stats: GenerationStats, report: Report | None, resumed: int) -> dict[str, Any]:
+def _write_stats(options: Options, stats: GenerationStats, report: Report | None, rows: Rows) -> None:
+    if options.stats is None:
+        return
     counters = ("tokens", "seconds", "tokens_per_second", "rounds", "drafted", "accepted", "mean_accepted")
     more = ("stage_seconds", "bytes_moved", "host_syncs_per_round")
     matches = ("exact_match", "partial_match", "near_ties")
-    return {
+    record = {
         **{key: getattr(stats, key) for key in counters + more},
         **{key: getattr(report, key, None) for key in matches},
-        "resumed_rows": resumed,
+        "resumed_rows": rows.resumed,
     }
+    options.stats.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _describe_interruption(options: Options, rows: Rows) -> str:
@@ -259,4 +276,6 @@ def _describe_interruption(options: Options, rows: Rows) -> str:
         return f"{done}; without --output nothing is kept"
     if rows.complete:
         return f"{done} and in {options.output}"
+    if not rows.rows:
+        return done
     return f"{done} and kept; run the same command with --resume to go on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -42,10 +43,13 @@ def parse_layers(spec: str, num_layers: int) -> list[int]:
     """Layer indices named by ``spec`` (see :meth:`SelfDrafter.from_spec`)."""
     named: set[int] = set()
     for part in spec.removeprefix("~").split(","):
-        first, dash, last = part.partition("-")
-        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", part)
+        if not match:
             raise InputError(f"layers {spec!r}: {part!r} is neither an index nor a range such as 0-13")
-        named.update(range(int(first), int(last or first) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < num_layers:
+            raise InputError(f"layers {spec!r}: {part!r} is not within the model's layers 0-{num_layers - 1}")
+        named.update(range(first, last + 1))
     return [i for i in range(num_layers) if i not in named] if spec.startswith("~") else sorted(named)
 
 
