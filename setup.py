@@ -55,11 +55,16 @@ def extensions() -> dict:
     kinds = [kind for kind, reason in reasons.items() if not reason]
     if not kinds:
         return {}
+    import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+
+    if "cuda" in kinds and not torch.cuda.is_available():
+        # torch asks the GPU what to build for, and fails where there is none
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
 
     class Build(BuildExtension):
         def run(self) -> None:
-            inplace = self.inplace
+            inplace, compiler = self.inplace, self.compiler
             while self.extensions:
                 try:
                     return super().run()
@@ -68,7 +73,7 @@ def extensions() -> dict:
                     if MODE != "auto":
                         raise
                     notice(f"building without {self.extensions.pop().name}: {error}")
-                    self.inplace = inplace
+                    self.inplace, self.compiler = inplace, compiler
 
     flags = {"extra_compile_args": {"cxx": CXX, "nvcc": NVCC}, "py_limited_api": True}
     modules = []
