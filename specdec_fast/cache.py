@@ -45,7 +45,7 @@ class PaddedLayer(CacheLayerMixin):
 
 
 class PaddedCache(Cache):
-    """KV of all layers, rows left-padded to a shared right edge (DESIGN: layout ``padded``).
+    """KV of all layers, rows left-padded to a shared right edge.
 
     ``write_at`` says where the next forward writes; the columns before ``first_column`` hold only padding and are
     not handed to attention. Memory beyond the rows in use is never touched.

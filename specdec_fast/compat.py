@@ -43,10 +43,13 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
 def model_traits(model: PreTrainedModel) -> ModelTraits:
     """Read a model's traits, or raise :class:`UnsupportedModelError` naming why it cannot be served."""
     _refuse_unsupported(model)
-    parameters = inspect.signature(model.forward).parameters
     config = text_config(model)
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
@@ -62,7 +65,7 @@ def model_traits(model: PreTrainedModel) -> ModelTraits:
         windows = {"full_attention": window}
     return ModelTraits(
         cache_argument=cache_argument(model),
-        logits_to_keep="logits_to_keep" in parameters,
+        logits_to_keep=_takes_logits_to_keep(model),
         windows=windows,
         mask_per_kind=len(windows) > 1,
         max_position=(getattr(config, "max_position_embeddings", None) or 2**31) - 1,
@@ -108,9 +111,10 @@ def call(model: PreTrainedModel, traits: ModelTraits, cache, input_ids, position
     return output.logits[:, -keep:]
 
 
-def one_shot_logits(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
-    """The model's own logits ``[N, V]`` of one row of N tokens, in one forward without a cache."""
-    return model(input_ids=text[None], use_cache=False).logits[0]
+def one_shot_logits(model: PreTrainedModel, text: torch.Tensor, keep: int) -> torch.Tensor:
+    """The model's own logits ``[keep, V]`` of the last tokens of one row, in one forward without a cache."""
+    extra = {"logits_to_keep": keep} if _takes_logits_to_keep(model) else {}
+    return model(input_ids=text[None], use_cache=False, **extra).logits[0, -keep:]
 
 
 def incremental_logits(model: PreTrainedModel, text: torch.Tensor, prefix: int) -> torch.Tensor:

@@ -12,13 +12,13 @@ Near-tie
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from . import compat
 from .autoregressive import no_generation_defaults
 
 
@@ -191,9 +191,7 @@ class EquivalenceCheck:
 
     @torch.inference_mode()
     def _measure_noise(self, prompt_ids: list[int], oracle: list[int], logits: list[torch.Tensor]) -> float:
-        text = torch.tensor([prompt_ids + oracle[:-1]], device=self._model.device)
-        accepts_keep = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        keep = {"logits_to_keep": len(oracle)} if accepts_keep else {}
-        one_shot = self._model(input_ids=text, use_cache=False, **keep).logits[0, -len(oracle) :]
+        text = torch.tensor(prompt_ids + oracle[:-1], device=self._model.device)
+        one_shot = compat.one_shot_logits(self._model, text, len(oracle))
         # generate hands out float32 logits whatever the model's dtype
         return max((a - b.to(a.dtype)).abs().max().item() for a, b in zip(logits, one_shot, strict=True))

@@ -44,7 +44,7 @@ def self_check(runner: PaddedModel, longest: int) -> None:
     rounding = _ROUNDING.get(model.dtype, _HALF_ROUNDING)
     try:
         rows = _probe_rows(model, width)
-        alone = [compat.one_shot_logits(model, row) for row in rows]
+        alone = [compat.one_shot_logits(model, row, len(row)) for row in rows]
         cached = [compat.incremental_logits(model, row, len(row) - _TAIL) for row in rows]
         noise = max(map(_difference, cached, alone))
         difference = _ragged_difference(runner, rows, alone)
