@@ -19,8 +19,9 @@ from rich.table import Table
 from transformers import GenerationConfig
 
 from specdec_fast import EQSpec, NgramDrafter, SelfDrafter, autoregressive, compat
+from specdec_fast.audit.equivalence import EquivalenceCheck
+from specdec_fast.audit.oracle import Oracle
 from specdec_fast.drafters import Drafter
-from specdec_fast.equivalence import EquivalenceCheck
 from specdec_fast.models import load
 from specdec_fast.prompts import encode, pad_left, read
 
@@ -88,7 +89,7 @@ class Bench:
         return run
 
     def verify(self, answers: Answers, batch_size: int) -> dict[str, Any]:
-        check = EquivalenceCheck(self.model, **self.limits)
+        check = EquivalenceCheck(Oracle(self.model, **self.limits))
         for index, (prompt, tokens) in enumerate(zip(self.rows(batch_size), answers, strict=True)):
             check.add(index, prompt, tokens)
         report = check.report()

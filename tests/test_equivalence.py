@@ -1,17 +1,20 @@
 """The metrics on hand-made candidates, against oracles of tiny random models."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import greedy_oracle, make_model, make_prompts
 from transformers import GenerationConfig
 
-from specdec_fast.equivalence import (
+from specdec_fast.audit.equivalence import (
     EquivalenceCheck,
     exact_match,
     first_divergence,
     is_near_tie,
     partial_match,
 )
+from specdec_fast.audit.oracle import Oracle
 
 NEW_TOKENS = 12
 PROMPT = make_prompts([5], seed=0)[0]
@@ -24,7 +27,7 @@ def model():
 
 @pytest.fixture
 def check(model):
-    return EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+    return EquivalenceCheck(Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS))
 
 
 def oracle_of(model, eos_token_id=None):
@@ -33,6 +36,11 @@ def oracle_of(model, eos_token_id=None):
 
 def changed(tokens, position):
     return tokens[:position] + [(tokens[position] + 1) % 97] + tokens[position + 1 :]
+
+
+def plant_noise(monkeypatch, check, *noises):
+    decode, values = check._oracle.decode, iter(noises)
+    monkeypatch.setattr(check._oracle, "decode", lambda ids: replace(decode(ids), noise=next(values)))
 
 
 def only_row(check, candidate, prompt=PROMPT):
@@ -69,7 +77,7 @@ def test_near_tie_is_a_gap_below_twice_the_noise():
 
 @pytest.mark.parametrize("no_eos", [None, []])
 def test_exact_row(model, no_eos):
-    check = EquivalenceCheck(model, eos_token_id=no_eos, pad_token_id=None, max_new_tokens=NEW_TOKENS)
+    check = EquivalenceCheck(Oracle(model, eos_token_id=no_eos, pad_token_id=None, max_new_tokens=NEW_TOKENS))
     report, row = only_row(check, oracle_of(model))
     assert (row.exact, row.partial, row.first_divergence, row.near_tie, row.gap) == (True, 1.0, None, False, None)
     assert (report.exact_match, report.partial_match) == (1.0, 1.0)
@@ -90,7 +98,7 @@ def test_changed_token_is_a_mismatch_with_the_oracles_gap(model, check):
 
 @pytest.mark.parametrize("length_change", ["shorter", "longer", "empty"])
 def test_length_difference_is_never_a_near_tie(model, check, monkeypatch, length_change):
-    monkeypatch.setattr(check, "_measure_noise", lambda *_: 1e9)
+    plant_noise(monkeypatch, check, 1e9)
     tokens = oracle_of(model)
     candidate = {"shorter": tokens[:-3], "longer": tokens + [5], "empty": []}[length_change]
     report, row = only_row(check, candidate)
@@ -107,8 +115,8 @@ def test_planted_near_tie(offset, near_ties):
     weight = model.lm_head.weight.data
     weight[rival] = weight[tokens[-1]] * (1 - offset)
 
-    check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
-    oracle, _ = check._decode(PROMPT)
+    check = EquivalenceCheck(Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS))
+    oracle = check._oracle.decode(PROMPT).token_ids
     pair = {tokens[-1], rival}
     tied = next(i for i, token in enumerate(oracle) if token in pair)
     (loser,) = pair - {oracle[tied]}
@@ -120,8 +128,7 @@ def test_planted_near_tie(offset, near_ties):
 
 
 def test_noise_is_the_largest_of_the_run_and_judges_earlier_rows(model, check, monkeypatch):
-    noises = iter([0.0, 1e9, 0.5])
-    monkeypatch.setattr(check, "_measure_noise", lambda *_: next(noises))
+    plant_noise(monkeypatch, check, 0.0, 1e9, 0.5)
     tokens = oracle_of(model)
     check.add(0, PROMPT, changed(tokens, 3))
     assert check.report().mismatches == 1
@@ -138,7 +145,7 @@ def test_noise_is_the_largest_of_the_run_and_judges_earlier_rows(model, check, m
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_measured_noise_is_rounding(family):
     model = make_model(family, seed=0, dtype=torch.float32)
-    check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+    check = EquivalenceCheck(Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS))
     report, _ = only_row(check, greedy_oracle(model, PROMPT, NEW_TOKENS))
     assert 0 < report.noise < 1e-2
 
@@ -149,7 +156,7 @@ def test_eos_equal_to_pad_and_inside_the_prompt(model, as_list):
     eos = tokens[4]
     stop = tokens.index(eos) + 1
     check = EquivalenceCheck(
-        model, eos_token_id=[eos, 0] if as_list else eos, pad_token_id=eos, max_new_tokens=NEW_TOKENS
+        Oracle(model, eos_token_id=[eos, 0] if as_list else eos, pad_token_id=eos, max_new_tokens=NEW_TOKENS)
     )
     prompt = [eos, *PROMPT]
     check.add(0, PROMPT, tokens[:stop])
@@ -165,7 +172,7 @@ def test_oracle_ignores_the_models_generation_defaults(model):
     noisy = GenerationConfig(repetition_penalty=5.0, do_sample=True, eos_token_id=tokens[0], max_length=7)
     own, model.generation_config = model.generation_config, noisy
     try:
-        check = EquivalenceCheck(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+        check = EquivalenceCheck(Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS))
         _, row = only_row(check, tokens)
         assert row.exact
         assert model.generation_config is noisy

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from specdec_fast import EQSpec, NgramDrafter, SelfDrafter, compat
-from specdec_fast.equivalence import EquivalenceCheck
+from specdec_fast.audit.equivalence import EquivalenceCheck
+from specdec_fast.audit.oracle import Oracle
 from specdec_fast.models import load
 from specdec_fast.prompts import encode, pad_left, read
 
@@ -33,7 +34,7 @@ def check(smollm2, make_drafter, num_prompts, longest, max_new_tokens):
     limits = {"max_new_tokens": max_new_tokens, "eos_token_id": eos, "pad_token_id": tokenizer.pad_token_id}
     assert tokenizer.pad_token_id in eos, "a pad id that equals the EOS id is part of this test"
     decoder = EQSpec(model, make_drafter(model))
-    equivalence = EquivalenceCheck(model, **limits)
+    equivalence = EquivalenceCheck(Oracle(model, **limits))
     rounds = []
     for first in range(0, len(rows), 8):
         result = decoder.generate(*pad_left(rows[first : first + 8], tokenizer.pad_token_id), **limits)

@@ -1,4 +1,4 @@
-"""The command line: ``specdec-fast generate`` and ``specdec-fast info``."""
+"""The command line: ``specdec-fast generate``, ``audit`` and ``info``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import typer
 
 from ..errors import InputError
+from .audit import audit
 from .generate import generate
 from .info import info
 
@@ -15,6 +16,7 @@ app = typer.Typer(
     help="Batch speculative decoding for Hugging Face causal LMs.", add_completion=False, pretty_exceptions_enable=False
 )
 app.command()(generate)
+app.command()(audit)
 app.command()(info)
 
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..equivalence import Report
+    from ..audit.equivalence import Report
+    from ..audit.results import AuditReport, RunAudit
     from ..result import GenerationStats
 
 
@@ -128,3 +129,28 @@ def print_check(report: Report) -> None:
             kind = "near-tie" if row.near_tie else "MISMATCH"
             gap = "" if row.gap is None else f", logit gap {row.gap:.2g}, noise {report.noise:.2g}"
             print(f"  prompt {row.index}: {kind} at token {row.first_divergence}{gap}")
+
+
+def print_audit(report: AuditReport) -> None:
+    """A line per candidate and batch size: never a rate without its verdict."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    table = Table("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", "tokens/s", "verdict")
+    for run in report.runs:
+        table.add_row(
+            run.candidate,
+            str(run.batch_size),
+            f"{run.exact_match:.1%}",
+            f"{run.partial_match:.1%}",
+            str(run.near_ties),
+            str(run.mismatches),
+            f"{run.rouge_l:.3f}",
+            f"{run.tokens_per_second:.1f}",
+            _verdict(run),
+        )
+    console.print(table)
+
+
+def _verdict(run: RunAudit) -> str:
+    return "equivalent" if run.equivalent else "NOT equivalent"

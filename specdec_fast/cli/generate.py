@@ -8,20 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ..errors import InputError
 from ..journal import Journal, Rows, check_writable, journal_path
-from ..prompts import Prompt, check_context, encode, pad_left, read
+from ..prompts import Prompt, pad_left, read
 from . import display
+from .workload import Workload
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ..drafters import Drafter
-    from ..equivalence import Report
+    from ..audit.equivalence import Report
     from ..result import GenerationResult, GenerationStats, RowResult
 
 Method = Literal["eqspec", "autoregressive"]
@@ -153,23 +151,19 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
 
 
 class _Job:
-    """A loaded target, its encoded prompts, and the decoder that continues them."""
+    """A workload and the decoder that continues its prompts."""
 
     def __init__(self, options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display):
-        from .. import compat
-
         self.options, self.prompts, self.rows, self.screen = options, prompts, rows, screen
-        self.target, self.tokenizer = self._load(options.target)
-        chat = bool(self.tokenizer.chat_template) if options.chat is None else options.chat
-        self.encoded = encode(prompts, self.tokenizer, chat)
-        check_context(self.encoded, self.target.config, options.max_new_tokens)
-        fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        eos = compat.eos_ids(self.target, None) or fallback
-        self.limits: dict[str, Any] = {
-            "max_new_tokens": options.max_new_tokens,
-            "eos_token_id": eos,
-            "pad_token_id": compat.pad_id(self.target, self.tokenizer.pad_token_id, eos),
-        }
+        self.work = Workload(
+            prompts,
+            target=options.target,
+            dtype=options.dtype,
+            device=options.device,
+            chat=options.chat,
+            max_new_tokens=options.max_new_tokens,
+            message=screen.message,
+        )
         self.generate = self._decoder()
 
     def decode(self) -> GenerationStats:
@@ -187,53 +181,37 @@ class _Job:
 
     def check(self) -> Report:
         """Compare every row with the target's own greedy decoding of its prompt alone."""
-        from ..equivalence import EquivalenceCheck
+        from ..audit.equivalence import EquivalenceCheck
+        from ..audit.oracle import Oracle
 
-        check = EquivalenceCheck(self.target, **self.limits)
+        check = EquivalenceCheck(Oracle(self.work.target, **self.work.limits))
         self.screen.begin("checking", 0, len(self.prompts))
-        for index, prompt_ids in enumerate(self.encoded):
+        for index, prompt_ids in enumerate(self.work.encoded):
             check.add(index, prompt_ids, self.rows.rows[index]["token_ids"])
             self.screen.advance()
         self.screen.end_of_batch()
         return check.report()
 
-    def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        from ..models import load
-
-        self.screen.message(f"loading {name}")
-        return load(name, dtype=self.options.dtype, device=self.options.device)
-
     def _decoder(self) -> Callable[..., GenerationResult]:
         if self.options.method == "autoregressive":
             from .. import autoregressive
 
-            return partial(autoregressive.generate, self.target, **self.limits)
+            return partial(autoregressive.generate, self.work.target, **self.work.limits)
         from .. import EQSpec
 
-        decoder = EQSpec(self.target, self._drafter(), num_draft_tokens=self.options.num_draft_tokens)
-        return partial(decoder.generate, **self.limits)
-
-    def _drafter(self) -> Drafter:
-        from ..drafters import ModelDrafter, NgramDrafter, SelfDrafter
-
-        name = self.options.draft
-        if name == "ngram":
-            return NgramDrafter()
-        if name.startswith("self:"):
-            return SelfDrafter.from_spec(self.target, name.removeprefix("self:"))
-        model, tokenizer = self._load(name)
-        check_context(self.encoded, model.config, self.options.max_new_tokens)
-        return ModelDrafter(model, tokenizer=tokenizer, target_tokenizer=self.tokenizer)
+        drafter = self.work.drafter(self.options.draft)
+        decoder = EQSpec(self.work.target, drafter, num_draft_tokens=self.options.num_draft_tokens)
+        return partial(decoder.generate, **self.work.limits)
 
     def _decode_batch(self, indices: range, before: GenerationStats) -> GenerationStats:
         def on_finish(row: RowResult) -> None:
             index = indices[row.index]
             if index not in self.rows.rows:
-                self.rows.append(self._record(index, row))
+                self.rows.append(self.work.record(index, row))
                 self.screen.advance()
 
-        ids, mask = pad_left([self.encoded[index] for index in indices], self.limits["pad_token_id"])
-        device = self.target.device
+        ids, mask = pad_left([self.work.encoded[index] for index in indices], self.work.limits["pad_token_id"])
+        device = self.work.target.device
         result = self.generate(
             ids.to(device),
             mask.to(device),
@@ -241,19 +219,6 @@ class _Job:
             on_finish=on_finish,
         )
         return result.stats
-
-    def _record(self, index: int, row: RowResult) -> dict[str, Any]:
-        return {
-            "index": index,
-            "prompt": self.prompts[index].text,
-            "text": self.tokenizer.decode(row.token_ids, skip_special_tokens=True),
-            "token_ids": row.token_ids,
-            "num_tokens": len(row.token_ids),
-            "finish_reason": row.finish_reason,
-            "rounds": row.rounds,
-            "drafted": row.drafted,
-            "accepted": row.accepted,
-        }
 
 
 def _write_stats(options: Options, stats: GenerationStats, report: Report | None, rows: Rows) -> None:

@@ -15,11 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from transformers import GenerationConfig, PreTrainedModel
-
-from . import compat
-from .autoregressive import no_generation_defaults
+from .oracle import Oracle
 
 
 def first_divergence(oracle: Sequence[int], candidate: Sequence[int]) -> int | None:
@@ -105,55 +101,35 @@ class _Comparison:
 
 
 class EquivalenceCheck:
-    """Compares rows with the target's own greedy ``generate`` at batch 1.
+    """Compares rows with the target's own greedy decoding at batch size 1.
 
-    Every row added costs one oracle decode and one forward over its text for the noise, so the noise
-    does not depend on which rows diverged.
+    The noise is that of every row added, so it does not depend on which rows diverged.
 
     Args:
-        model: the target.
-        eos_token_id: id or ids that end a row, None or ``[]`` for none. A row's ``token_ids`` include the
-            one that ended it.
-        pad_token_id: handed to ``generate``; may equal an EOS id.
-        max_new_tokens: the limit the candidate was decoded with.
+        oracle: decodes the target; a row's ``token_ids`` must have been decoded with its settings.
 
     Example:
-        >>> check = EquivalenceCheck(model, eos_token_id=2, pad_token_id=2, max_new_tokens=64)
+        >>> check = EquivalenceCheck(Oracle(model, eos_token_id=2, pad_token_id=2, max_new_tokens=64))
         >>> check.add(0, prompt_ids, token_ids)
         >>> check.report().mismatches
         0
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        eos_token_id: int | list[int] | None,
-        pad_token_id: int | None,
-        max_new_tokens: int,
-    ) -> None:
-        self._model = model
-        self._config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=None if eos_token_id == [] else eos_token_id,
-            pad_token_id=pad_token_id,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
         self._noise = 0.0
         self._rows: list[_Comparison] = []
 
     def add(self, index: int, prompt_ids: list[int], token_ids: list[int]) -> None:
-        """Decode the oracle for one row and compare ``token_ids``, the candidate's new tokens."""
-        oracle, logits = self._decode(prompt_ids)
-        self._noise = max(self._noise, self._measure_noise(prompt_ids, oracle, logits))
-        divergence = first_divergence(oracle, token_ids)
+        """Compare ``token_ids``, the candidate's new tokens including the EOS that ended them, with the oracle's."""
+        oracle = self._oracle.decode(prompt_ids)
+        self._noise = max(self._noise, oracle.noise)
+        divergence = first_divergence(oracle.token_ids, token_ids)
         gap = None
-        if divergence is not None and divergence < min(len(oracle), len(token_ids)):
-            first, second = logits[divergence].topk(2).values.tolist()
-            gap = first - second
-        self._rows.append(_Comparison(index, partial_match(oracle, token_ids), divergence, gap))
+        # rounding swaps tokens, it never stops a row early or late
+        if divergence is not None and divergence < min(len(oracle.token_ids), len(token_ids)):
+            gap = oracle.gaps[divergence]
+        self._rows.append(_Comparison(index, partial_match(oracle.token_ids, token_ids), divergence, gap))
 
     def report(self) -> Report:
         """Verdict over the rows added so far; near-ties are judged by the noise of all of them."""
@@ -178,20 +154,3 @@ class EquivalenceCheck:
             noise=self._noise,
             rows=rows,
         )
-
-    @torch.inference_mode()
-    def _decode(self, prompt_ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
-        input_ids = torch.tensor([prompt_ids], device=self._model.device)
-        with no_generation_defaults(self._model):
-            output = self._model.generate(
-                input_ids, attention_mask=torch.ones_like(input_ids), generation_config=self._config
-            )
-        tokens = output.sequences[0, len(prompt_ids) :].tolist()
-        return tokens, [step[0] for step in output.logits]
-
-    @torch.inference_mode()
-    def _measure_noise(self, prompt_ids: list[int], oracle: list[int], logits: list[torch.Tensor]) -> float:
-        text = torch.tensor(prompt_ids + oracle[:-1], device=self._model.device)
-        one_shot = compat.one_shot_logits(self._model, text, len(oracle))
-        # generate hands out float32 logits whatever the model's dtype
-        return max((a - b.to(a.dtype)).abs().max().item() for a, b in zip(logits, one_shot, strict=True))

@@ -1,0 +1,83 @@
+"""What the commands that decode share: a loaded target, its encoded prompts, its limits and its drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..prompts import Prompt, check_context, encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters import Drafter
+    from ..journal import Row
+    from ..result import RowResult
+
+
+class Workload:
+    """Prompts and the model that continues them.
+
+    Attributes:
+        target, tokenizer: as loaded.
+        prompts: as read.
+        encoded: token ids of each prompt.
+        limits: ``max_new_tokens``, ``eos_token_id`` (a list) and ``pad_token_id``.
+    """
+
+    def __init__(
+        self,
+        prompts: list[Prompt],
+        *,
+        target: str,
+        dtype: str,
+        device: str,
+        chat: bool | None,
+        max_new_tokens: int,
+        message: Callable[[str], None],
+    ):
+        from .. import compat
+
+        self.prompts, self._dtype, self._device, self._message = prompts, dtype, device, message
+        self.target, self.tokenizer = self._load(target)
+        self.encoded = encode(prompts, self.tokenizer, bool(self.tokenizer.chat_template) if chat is None else chat)
+        check_context(self.encoded, self.target.config, max_new_tokens)
+        fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        eos = compat.eos_ids(self.target, None) or fallback
+        self.limits: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": eos,
+            "pad_token_id": compat.pad_id(self.target, self.tokenizer.pad_token_id, eos),
+        }
+
+    def drafter(self, name: str) -> Drafter:
+        """``ngram``, ``self:LAYERS`` or a model."""
+        from ..drafters import ModelDrafter, NgramDrafter, SelfDrafter
+
+        if name == "ngram":
+            return NgramDrafter()
+        if name.startswith("self:"):
+            return SelfDrafter.from_spec(self.target, name.removeprefix("self:"))
+        model, tokenizer = self._load(name)
+        check_context(self.encoded, model.config, self.limits["max_new_tokens"])
+        return ModelDrafter(model, tokenizer=tokenizer, target_tokenizer=self.tokenizer)
+
+    def record(self, index: int, row: RowResult) -> Row:
+        """A finished row as the journal keeps it."""
+        return {
+            "index": index,
+            "prompt": self.prompts[index].text,
+            "text": self.tokenizer.decode(row.token_ids, skip_special_tokens=True),
+            "token_ids": row.token_ids,
+            "num_tokens": len(row.token_ids),
+            "finish_reason": row.finish_reason,
+            "rounds": row.rounds,
+            "drafted": row.drafted,
+            "accepted": row.accepted,
+        }
+
+    def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        from ..models import load
+
+        self._message(f"loading {name}")
+        return load(name, dtype=self._dtype, device=self._device)

@@ -1,0 +1,117 @@
+"""Correct strategies audit clean and fault models do not, whatever the family."""
+
+import pytest
+import torch
+from tiny_models import DRAFT_NOISE, FAMILIES, make_draft, make_model, make_prompts
+
+from specdec_fast import ModelDrafter
+from specdec_fast.audit.candidates import Setting, foreign, resolve
+from specdec_fast.audit.oracle import Oracle
+from specdec_fast.audit.runner import Answer, Judge, Run, decode
+from specdec_fast.audit.strategies import CORRECT, FAULTS
+from specdec_fast.audit.text import repetition, rouge_l, special_rate
+from specdec_fast.errors import InputError
+
+PROMPTS = make_prompts([1, 9, 4, 15, 2, 7], 1)
+NEW_TOKENS = 20
+
+
+def make_setting(family="llama", seed=1, **changes):
+    model = make_model(family, seed)
+    drafter = ModelDrafter(make_draft(model, DRAFT_NOISE[family], seed + 10))
+    settings = {"num_draft_tokens": 4, "max_new_tokens": NEW_TOKENS, "eos_token_id": [], "pad_token_id": 0} | changes
+    return Setting(model, drafter, **settings)
+
+
+def audit(candidate, setting, batch_size=3):
+    answers: dict[int, Answer] = {}
+    decode(
+        candidate,
+        setting,
+        PROMPTS,
+        batch_size,
+        lambda index, row, seconds: answers.update({index: Answer(row.token_ids, seconds)}),
+    )
+    ordered = [answers[index] for index in range(len(PROMPTS))]
+    return Judge(Oracle(setting.target, **setting.limits), PROMPTS).run(Run("candidate", batch_size), ordered)
+
+
+@pytest.mark.parametrize("name", ["autoregressive", *CORRECT])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_correct_strategy_is_clean(family, name):
+    setting = make_setting(family)
+    run = audit(resolve(name, setting), setting)
+    assert (run.exact_match, run.mismatches, run.rouge_l) == (1.0, 0, 1.0)
+    assert run.equivalent and run.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fault_is_found(family, name):
+    setting = make_setting(family)
+    run = audit(resolve(name, setting), setting)
+    assert run.mismatches > 0 and not run.equivalent
+    diverging = [row for row in run.rows if not row.exact]
+    assert all(row.first_divergence is not None for row in diverging)
+
+
+def test_a_foreign_callable_is_judged_like_any_decoder():
+    setting = make_setting(eos_token_id=[17, 40])
+
+    def greedy(input_ids, attention_mask, max_new_tokens, model):
+        return model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            eos_token_id=[17, 40],
+            pad_token_id=0,
+        )
+
+    def spoiled(input_ids, attention_mask, max_new_tokens, model):
+        sequences = greedy(input_ids, attention_mask, max_new_tokens, model)
+        sequences[0, input_ids.shape[1] + 2] += 1
+        return sequences
+
+    assert audit(foreign(greedy, setting), setting).exact_match == 1.0
+    run = audit(foreign(spoiled, setting), setting)
+    assert [row.first_divergence for row in run.rows] == [2, None, None, 2, None, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda ids: None, "returned NoneType"),
+        (lambda ids: ids[:1], r"returned \[1, \d+\]"),
+        (lambda ids: ids, "do not begin with input_ids"),
+        (lambda ids: torch.cat([ids + 1, ids], 1), "do not begin with input_ids"),
+    ],
+)
+def test_a_foreign_answer_of_the_wrong_shape(answer, message):
+    setting = make_setting()
+    with pytest.raises(InputError, match=message):
+        audit(foreign(lambda ids, mask, n: answer(ids), setting), setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "unknown candidate 'nothing': use one of autoregressive, eqspec"),
+        ("no_such_module:f", "cannot import no_such_module"),
+        ("json:no_such_name", "json has no callable 'no_such_name'"),
+        ("json:__doc__", "json has no callable"),
+    ],
+)
+def test_names_that_lead_nowhere(name, message):
+    with pytest.raises(InputError, match=message):
+        resolve(name, make_setting())
+
+
+def test_text_metrics():
+    assert repetition([1, 2, 3, 4, 5]) == 0
+    assert repetition([1, 2, 3] * 4) == pytest.approx(0.7)
+    assert repetition([1, 2]) == 0
+    assert special_rate([1, 2, 0, 0], {0, 9}) == 0.5
+    assert special_rate([], {0}) == 0
+    assert rouge_l([1, 2, 3, 4], [1, 3, 4, 5]) == 0.75
+    assert rouge_l([], []) == 1

@@ -1,0 +1,111 @@
+"""``specdec-fast audit``, end to end on a tiny model."""
+
+import json
+import signal
+
+import pytest
+from tiny_dirs import make_tokenizer, save_pair, save_tiny
+from tiny_models import DRAFT_NOISE, make_draft, make_prompts
+from transformers import AutoModelForCausalLM
+
+from specdec_fast.audit.oracle import Oracle
+from specdec_fast.cli import main
+from specdec_fast.journal import Journal
+
+NUM_PROMPTS = 7
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    save_tiny(root / "target")
+    target = AutoModelForCausalLM.from_pretrained(root / "target")
+    save_pair(root / "draft", make_draft(target, DRAFT_NOISE["llama"], seed=1))
+    return root
+
+
+@pytest.fixture
+def command(models, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_FAST_CACHE", str(tmp_path / "cache"))
+    tokenizer = make_tokenizer()
+    texts = [tokenizer.decode(ids) for ids in make_prompts([5, 1, 17, 9, 3, 12, 30], seed=3)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    options = {"prompts": prompts, "target": models / "target", "draft": models / "draft", "max-new-tokens": 12}
+    return ["audit", "--batch-sizes=1,3", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def test_verdicts_and_exit_status(command, tmp_path, capsys):
+    path = tmp_path / "audit.json"
+    assert main([*command, "--candidate=eqspec", "--candidate=autoregressive"]) == 0
+    assert "NOT" not in capsys.readouterr().out
+    assert main([*command, "--candidate=eqspec", "--candidate=bsp", f"--json={path}"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("NOT equivalent") == 2 and "oracle 7/7" in shown.err and "bsp, B=3 7/7" in shown.err
+    found = json.loads(path.read_text())
+    assert found["equivalent"] is False
+    assert [(run["candidate"], run["batch_size"]) for run in found["runs"]] == [
+        *(("eqspec", 1), ("eqspec", 3), ("bsp", 1), ("bsp", 3))
+    ]
+    exact, bsp = found["runs"][1], found["runs"][3]
+    assert exact["mismatches"] == 0 and bsp["mismatches"] > 0
+    for prompt, row in zip(found["prompts"], exact["rows"], strict=True):
+        assert row["token_ids"] == prompt["oracle_ids"] and row["text"] == prompt["oracle_text"]
+    row = next(row for row in bsp["rows"] if not row["exact"])
+    oracle = found["prompts"][row["index"]]["oracle_ids"]
+    assert row["token_ids"][: row["first_divergence"]] == oracle[: row["first_divergence"]]
+
+
+def test_the_oracle_is_decoded_once(command, monkeypatch):
+    seen, decode = [], Oracle._decode
+    monkeypatch.setattr(Oracle, "_decode", lambda self, ids: seen.append(ids) or decode(self, ids))
+    for _ in range(2):
+        assert main(command) == 0
+        assert len(seen) == NUM_PROMPTS
+
+
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_an_interrupted_audit_resumes_without_losing_a_row(command, tmp_path, monkeypatch, capsys, option):
+    command = [*command, f"{option}={tmp_path / 'found'}", "--candidate=eqspec", "--candidate=dsd"]
+    append = Journal.append
+
+    def interrupted(self, row):
+        append(self, row)
+        if len(self.rows) == 16:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Journal, "append", interrupted)
+    assert main(command) == 130
+    assert "stopped: 16 of 28 rows are done and kept" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "holds 16 finished rows: pass --resume" in capsys.readouterr().err
+    kept = []
+    monkeypatch.setattr(Journal, "append", lambda self, row: kept.append(row["index"]) or append(self, row))
+    assert main([*command, "--resume"]) == 1
+    assert len(kept) == 12 and min(kept) >= 14
+    assert main([*command, "--resume", "--max-new-tokens=5"]) == 2
+    assert "max_new_tokens was 12, is 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["--candidate=nothing"], "unknown candidate 'nothing'"),
+        (["--batch-sizes=1,x"], "need integers of at least 1"),
+        (["--batch-sizes=0"], "need integers of at least 1"),
+        (["--resume"], "--resume needs --report or --json"),
+        (["--json=/no/such/folder/a.json"], "there is no folder"),
+        (["--prompts=/no/such/file.txt"], "cannot read prompts"),
+        (["--max-new-tokens=900"], "is too long"),
+    ],
+)
+def test_bad_arguments(command, capsys, changes, message):
+    assert main([*command, *changes]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_results_do_not_overwrite_the_prompts(command, tmp_path, capsys):
+    before = (tmp_path / "prompts.jsonl").read_text()
+    assert main([*command, f"--json={tmp_path / 'prompts.jsonl'}"]) == 2
+    assert "is the prompts file" in capsys.readouterr().err
+    assert (tmp_path / "prompts.jsonl").read_text() == before
