@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .diagnosis import CANNOT_SHOW, Suspect
+from .probe import Violation
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,25 @@ class RowAudit:
 
 
 @dataclass(frozen=True)
+class ProbeReport:
+    """What a probe saw of one run.
+
+    Attributes:
+        checked: forward passes of the target that were checked; 0 if the candidate never ran it.
+        violation: the first of the target, None if there was none.
+        draft_violation: the first of the draft model; it costs acceptance, never correctness.
+        accepted: share of the drafts that were accepted, None if the candidate does not say.
+        accepted_alone: the same for each row decoded alone; higher only if drafts were made from a wrong state.
+    """
+
+    checked: int
+    violation: Violation | None = None
+    draft_violation: Violation | None = None
+    accepted: float | None = None
+    accepted_alone: float | None = None
+
+
+@dataclass(frozen=True)
 class RunAudit:
     """One candidate at one batch size.
 
@@ -44,8 +67,10 @@ class RunAudit:
         mismatches: all others; the candidate is output-equivalent if there are none.
         noise: logit noise the near-ties were judged by.
         rouge_l: mean ROUGE-L.
-        tokens_per_second: new tokens over the seconds of all batches.
+        tokens_per_second: new tokens over the seconds of all batches; None if a probe watched.
         rows: one per prompt.
+        diagnosis: what outputs alone point to, most likely first; empty for an equivalent run.
+        probe: what the probe saw, None without one.
     """
 
     candidate: str
@@ -56,12 +81,15 @@ class RunAudit:
     mismatches: int
     noise: float
     rouge_l: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     rows: list[RowAudit]
+    diagnosis: list[Suspect] = field(default_factory=list)
+    probe: ProbeReport | None = None
 
     @property
     def equivalent(self) -> bool:
-        return self.mismatches == 0
+        """No divergence but near-ties, and no invariant broken."""
+        return self.mismatches == 0 and not (self.probe and self.probe.violation)
 
 
 @dataclass(frozen=True)
@@ -83,15 +111,17 @@ class AuditReport:
         settings: the command line, and the versions it ran with.
         prompts: in order.
         runs: in the order they were asked for.
+        cannot_show: faults that outputs do not show.
     """
 
     settings: dict[str, Any]
     prompts: list[PromptAudit]
-    runs: list[RunAudit] = field(default_factory=list)
+    runs: list[RunAudit]
+    cannot_show: Sequence[str] = CANNOT_SHOW
 
     @property
     def equivalent(self) -> bool:
-        """Every candidate reproduced the oracle, near-ties aside."""
+        """Every run is."""
         return all(run.equivalent for run in self.runs)
 
     def write_json(self, path: Path) -> None:

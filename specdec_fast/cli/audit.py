@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +16,13 @@ from . import display
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from ..audit.candidates import Candidate
+    from ..audit.probed import ProbedRun
     from ..audit.results import AuditReport, RunAudit
     from ..audit.runner import Run
     from ..result import RowResult
+
+_ANSWER = ("token_ids", "seconds", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Options:
     dtype: str
     device: str
     chat: bool | None
+    probe: bool
     report: Path | None
     json: Path | None
     resume: bool
@@ -75,6 +81,9 @@ def audit(
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write an HTML report here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
@@ -134,8 +143,9 @@ class _Job:
     """A loaded target and what is asked about its decoders."""
 
     def __init__(self, options: Options, prompts: list[Prompt], runs: list[Run], rows: Rows, screen: display.Display):
-        from ..audit.candidates import Setting
         from ..audit.oracle import Oracle
+        from ..audit.runner import Judge
+        from ..audit.setting import Setting
         from ..paths import cache_folder
 
         self.prompts, self.runs, self.rows, self.screen = prompts, runs, rows, screen
@@ -151,9 +161,14 @@ class _Job:
         drafter = self.work.drafter(options.draft)
         self.setting = Setting(self.work.target, drafter, options.num_draft_tokens, **self.work.limits)
         self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
-        self.settings = {
-            key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()
-        }
+        self.judge = Judge(
+            self.setting,
+            self.oracle,
+            self.work.encoded,
+            self.work.tokenizer.all_special_ids,
+            self.work.tokenizer.decode,
+        )
+        self.options = options
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
@@ -161,10 +176,9 @@ class _Job:
         # first, so that a name that is wrong ends the audit before any work
         candidates = {run.candidate: resolve(run.candidate, self.setting) for run in self.runs}
         self._decode_oracle()
-        for number, run in enumerate(self.runs):
-            self._decode(number, run, candidates[run.candidate])
+        findings = [self._audit(number, run, candidates[run.candidate]) for number, run in enumerate(self.runs)]
         self.rows.finish()
-        return self._report()
+        return self._report(findings)
 
     def _decode_oracle(self) -> None:
         self.screen.begin("oracle", 0, len(self.prompts))
@@ -173,37 +187,48 @@ class _Job:
             self.screen.advance()
         self.screen.end_of_batch()
 
-    def _decode(self, number: int, run: Run, candidate: Any) -> None:
-        from ..audit.runner import decode
+    def _audit(self, number: int, run: Run, candidate: Candidate) -> RunAudit:
+        from ..audit.runner import Answer
 
-        first = number * len(self.prompts)
-        done = {index - first for index in self.rows.rows if first <= index < first + len(self.prompts)}
+        first, total = number * len(self.prompts), len(self.prompts)
+        done = {index - first for index in self.rows.rows if first <= index < first + total}
+        self.screen.begin(str(run), len(done), total)
+        probe = self._decode(run, candidate, first, done)
+        self.screen.end_of_batch()
+        records = [self.rows.rows[first + index] for index in range(total)]
+        answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
+        report = probe.report(self.work.encoded, answers) if probe else None
+        return self.judge.run(run, candidate, answers, report)
+
+    def _decode(self, run: Run, candidate: Candidate, first: int, done: set[int]) -> ProbedRun | None:
+        from ..audit.probed import ProbedRun
+        from ..audit.runner import decode
 
         def keep(index: int, row: RowResult, seconds: float) -> None:
             if index not in done:
                 done.add(index)
-                self.rows.append(self._record(first + index, row) | {"seconds": seconds})
+                record = self.work.record(index, row) | {"index": first + index, "seconds": seconds}
+                self.rows.append(record)
                 self.screen.advance()
 
-        self.screen.begin(str(run), len(done), len(self.prompts))
-        decode(candidate, self.setting, self.work.encoded, run.batch_size, keep, done)
-        self.screen.end_of_batch()
+        arguments = (candidate, self.setting, self.work.encoded, run.batch_size, keep, done)
+        if not self.options.probe:
+            decode(*arguments)
+            return None
+        with ProbedRun(self.setting) as probed:
+            decode(*arguments, probe=probed.target)
+        return probed
 
-    def _record(self, index: int, row: RowResult) -> dict[str, Any]:
-        return self.work.record(index % len(self.prompts), row) | {"index": index}
-
-    def _report(self) -> AuditReport:
+    def _report(self, findings: list[RunAudit]) -> AuditReport:
         from ..audit.results import AuditReport, PromptAudit
-        from ..audit.runner import Answer, Judge
 
-        tokenizer = self.work.tokenizer
-        judge = Judge(self.oracle, self.work.encoded, tokenizer.all_special_ids, tokenizer.decode)
         prompts = []
         for prompt, ids in zip(self.prompts, self.work.encoded, strict=True):
             oracle_ids = self.oracle.decode(ids).token_ids
-            prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, tokenizer.decode(oracle_ids)))
-        runs: list[RunAudit] = []
-        for number, run in enumerate(self.runs):
-            records = [self.rows.rows[number * len(prompts) + index] for index in range(len(prompts))]
-            runs.append(judge.run(run, [Answer(record["token_ids"], record["seconds"]) for record in records]))
-        return AuditReport(self.settings, prompts, runs)
+            text = self.work.tokenizer.decode(oracle_ids)
+            prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, text))
+        settings = {
+            key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()
+        }
+        settings["versions"] = {package: version(package) for package in ("torch", "transformers")}
+        return AuditReport(settings, prompts, findings)

@@ -132,11 +132,24 @@ def print_check(report: Report) -> None:
 
 
 def print_audit(report: AuditReport) -> None:
-    """A line per candidate and batch size: never a rate without its verdict."""
+    """A line per candidate and batch size, never a rate without its verdict; then the evidence."""
     console = Console()
     if not console.is_terminal:
-        console.width = 120
-    table = Table("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", "tokens/s", "verdict")
+        console.width = 140
+    table = Table(
+        *(
+            "candidate",
+            "B",
+            "exact",
+            "partial",
+            "near-ties",
+            "mismatches",
+            "ROUGE-L",
+            "tokens/s",
+            "verdict",
+            "diagnosis",
+        )
+    )
     for run in report.runs:
         table.add_row(
             run.candidate,
@@ -146,11 +159,27 @@ def print_audit(report: AuditReport) -> None:
             str(run.near_ties),
             str(run.mismatches),
             f"{run.rouge_l:.3f}",
-            f"{run.tokens_per_second:.1f}",
-            _verdict(run),
+            "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
+            "equivalent" if run.equivalent else "NOT equivalent",
+            f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
         )
     console.print(table)
+    for run in report.runs:
+        _print_findings(run)
 
 
-def _verdict(run: RunAudit) -> str:
-    return "equivalent" if run.equivalent else "NOT equivalent"
+def _print_findings(run: RunAudit) -> None:
+    name = f"{run.candidate}, B={run.batch_size}"
+    if run.probe:
+        checked = f"{run.probe.checked} forwards checked" if run.probe.checked else "the candidate never ran the target"
+        print(f"{name}, probe: {run.probe.violation or 'no violation'} ({checked})")
+        if run.probe.draft_violation:
+            print(f"{name}, draft: {run.probe.draft_violation}")
+        if run.probe.accepted is not None and run.probe.accepted_alone is not None:
+            print(f"{name}: {run.probe.accepted:.1%} of drafts accepted, {run.probe.accepted_alone:.1%} alone")
+    for row in run.rows:
+        if row.near_tie:
+            print(f"{name}: prompt {row.index} is a near-tie at token {row.first_divergence}, logit gap {row.gap:.2g}")
+    for suspect in run.diagnosis[:2]:
+        print(f"{name}, {suspect.name} ({suspect.confidence:.0%}): {'; '.join(suspect.evidence)}")
+        print(f"  refuted if {suspect.refuted_by}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 
 @dataclass
@@ -35,11 +35,13 @@ class RowView:
     values: list[Tensor | None]
     logits: Tensor
 
+    @functools.cached_property
     def queries(self) -> list[int]:
         """Queries that carry content: those that the last one sees."""
         seen = self.seen[-1].tolist()
         return [query for query, column in enumerate(self.columns) if seen[column]]
 
+    @functools.cached_property
     def cached(self) -> list[int]:
         """Columns of earlier forwards that the last query sees."""
         own = set(self.columns)
@@ -123,10 +125,3 @@ def _seen(mask: Any, rows: int, columns: list[int], width: int, device: torch.de
         return torch.nn.functional.pad(seen, (0, width - seen.shape[2])).expand(rows, -1, -1)
     shown = torch.nn.functional.pad(mask.bool(), (0, width - mask.shape[1]))
     return causal & shown[:, None]
-
-
-def arguments(
-    model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]
-) -> dict[str, Any]:
-    """Positional arguments of a forward joined with its keywords."""
-    return dict(zip(names, args)) | kwargs

@@ -28,7 +28,7 @@ class RowCheck:
 
     def __init__(self, row: TrackedRow, view: RowView, history: History, round: int, compare: bool):
         self.row, self.view, self.history, self.round, self.compare = row, view, history, round, compare
-        self.cached, self.queries = view.cached(), view.queries()
+        self.cached, self.queries = view.cached, view.queries
 
     def find(self) -> Violation | None:
         """The first violation: cached entries by column and layer, then tokens, positions and mask of the queries."""
@@ -78,12 +78,12 @@ class RowCheck:
         def violation(kind: Kind, detail: str) -> Violation:
             return self._violation(kind, layer, column, position, detail)
 
-        origins = self.history.find(layer, value, key)
+        origins = list(self.history.find(layer, value, key))
         if not origins:
             if not (value.isfinite().all() and key.isfinite().all()):
                 return violation("wrong_kv", "its entry is not finite")
             if not value.any():
-                return violation("visible_padding", "nothing was ever written to a column that is seen")
+                return violation("visible_padding", "a column is seen whose entry is all zeros")
             if any(origin.token == expected for origin in self.history.find(layer, value)):
                 return violation("wrong_position", f"token {expected} with a key that no query wrote")
             return violation("wrong_kv", "its entry is none that a query wrote")
@@ -119,7 +119,7 @@ class RowCheck:
         for offset, query in enumerate(self.queries):
             position = first + offset
             committed = offset == 0 or position < self.row.prompt_length
-            if committed and position < len(text) and self.view.tokens[query] != text[position]:
+            if committed and position < len(text) and not self.row.expects(position, self.view.tokens[query]):
                 kind, detail = self._explain_token(query, position)
                 return self._violation(kind, None, self.view.columns[query], position, detail)
         return None

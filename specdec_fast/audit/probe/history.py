@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,23 +23,19 @@ class History:
     """The entries of every query so far. Moving an entry keeps its bits, so equal bits name its origin."""
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, Tensor, Tensor, list[Origin]]] = []
+        self._layers: dict[int, list[tuple[Tensor, Tensor, list[Origin]]]] = defaultdict(list)
 
     def add(self, layer: int, keys: Tensor, values: Tensor, origins: list[Origin]) -> None:
         """Remember the ``[H, Q, D]`` keys and values of Q queries."""
-        self._entries.append((layer, keys.clone(), values.clone(), origins))
+        self._layers[layer].append((keys.clone(), values.clone(), origins))
 
-    def find(self, layer: int, value: Tensor, key: Tensor | None = None) -> list[Origin]:
+    def find(self, layer: int, value: Tensor, key: Tensor | None = None) -> Iterator[Origin]:
         """Queries, latest first, that wrote ``value`` ``[H, D]`` and ``key``; None stands for any key."""
-        found = []
-        for entry_layer, keys, values, origins in reversed(self._entries):
-            if entry_layer != layer:
-                continue
+        for keys, values, origins in reversed(self._layers[layer]):
             equal = _equal(values, value)
             if key is not None:
                 equal &= _equal(keys, key)
-            found += [origins[query] for query in equal.nonzero()[:, 0].tolist()]
-        return found
+            yield from (origins[query] for query in equal.nonzero()[:, 0].tolist())
 
 
 def _equal(entries: Tensor, entry: Tensor) -> Tensor:

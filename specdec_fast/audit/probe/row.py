@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class TrackedRow:
     ended: bool = False
     broken: bool = False
 
+    def expects(self, position: int, token: int) -> bool:
+        """True if ``token`` may be fed at ``position``."""
+        return token == self.text[position]
+
     def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
         """Extend the text by what the model chooses after each query; ``first`` is the position of the first one."""
         for offset, query in enumerate(queries):
@@ -49,6 +53,31 @@ class TrackedRow:
                 choice = view.tokens[queries[offset + 1]]
             self.text.append(choice)
             self.ended = choice in eos_ids
+
+
+@dataclass
+class DraftedRow(TrackedRow):
+    """A row as its draft model sees it: the text that the target committed, and after it the draft's own proposals."""
+
+    _proposed: dict[int, int] = field(default_factory=dict)
+
+    def follow(self, text: list[int]) -> None:
+        """The target may have gone on, so proposals no longer count."""
+        self.text = list(text)
+        self._proposed.clear()
+
+    def expects(self, position: int, token: int) -> bool:
+        if token != self.text[position] and self._proposed.get(position) == token:
+            # the target knows more of the row than was committed
+            self.text[position:] = [token]
+        return super().expects(position, token)
+
+    def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
+        logits = view.choice(queries[-1])
+        after = first + len(queries)
+        if logits is not None:
+            self._proposed[after] = int(logits.argmax())
+            self.text[len(self.text) :] = [self._proposed[after]] if after == len(self.text) else []
 
 
 def chooses(logits: Tensor, token: int) -> bool:
