@@ -18,6 +18,8 @@ class RowAudit:
         special_rate: share of special tokens from the divergence on, 0 without one.
         token_ids: the candidate's new tokens.
         text: the same as text, special tokens shown.
+        span: the characters of ``text`` that are the first diverging token, as ``[start, end)``; None without one.
+        oracle_span: the same of the oracle's text.
     """
 
     index: int
@@ -31,6 +33,8 @@ class RowAudit:
     special_rate: float
     token_ids: list[int]
     text: str
+    span: tuple[int, int] | None = None
+    oracle_span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from .candidates import Candidate, Setting
 from .equivalence import EquivalenceCheck
 from .oracle import Oracle
 from .results import RowAudit, RunAudit
-from .text import repetition, rouge_l, special_rate
+from .text import repetition, rouge_l, special_rate, token_span
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,18 @@ class Judge:
         report = check.report()
         rows = []
         for row, prompt, answer in zip(report.rows, self.prompts, answers, strict=True):
-            tail = [] if row.first_divergence is None else answer.token_ids[row.first_divergence :]
+            oracle_ids, split = self.oracle.decode(prompt).token_ids, row.first_divergence
+            tail = [] if split is None else answer.token_ids[split:]
             rows.append(
                 RowAudit(
                     **vars(row),
-                    rouge_l=rouge_l(self.oracle.decode(prompt).token_ids, answer.token_ids),
+                    rouge_l=rouge_l(oracle_ids, answer.token_ids),
                     repetition=repetition(tail),
                     special_rate=special_rate(tail, self.special_ids),
                     token_ids=answer.token_ids,
                     text=self.to_text(answer.token_ids),
+                    span=None if split is None else token_span(answer.token_ids, split, self.to_text),
+                    oracle_span=None if split is None else token_span(oracle_ids, split, self.to_text),
                 )
             )
         return RunAudit(
