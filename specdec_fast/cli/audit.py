@@ -57,6 +57,12 @@ class Options:
             return self.report / "rows.jsonl"
         return self.json and self.json.with_name(f"{self.json.name}.rows.jsonl")
 
+    @property
+    def outputs(self) -> list[Path]:
+        """What is written in the end."""
+        report = [self.report / "audit.json", self.report / "report.html"] if self.report else []
+        return [self.json, *report] if self.json else report
+
 
 def audit(
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
@@ -75,7 +81,7 @@ def audit(
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write an HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
 ) -> None:
@@ -96,6 +102,12 @@ def audit(
             screen.close()
     if json:
         findings.write_json(json)
+    if report:
+        from ..audit.html import write_html
+
+        findings.write_json(report / "audit.json")
+        write_html(findings, report / "report.html")
+        screen.message(f"wrote {report / 'report.html'}")
     display.print_audit(findings)
     raise typer.Exit(0 if findings.equivalent else 1)
 
@@ -106,17 +118,19 @@ def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows
     total = len(prompts) * len(runs)
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
-    if options.json:
-        check_writable(options.json)
     if options.report:
         options.report.mkdir(parents=True, exist_ok=True)
+    outputs = [check_writable(output) for output in options.outputs]
     path = options.rows_path
     if path is None:
         if options.resume:
             raise InputError("--resume needs --report or --json")
         return Rows(total)
-    if Path(options.prompts).resolve() in (path.resolve(), journal_path(path), options.json and options.json.resolve()):
+    written = [*outputs, path.resolve(), journal_path(path)]
+    if Path(options.prompts).resolve() in written:
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
+    if len(set(written)) < len(written):
+        raise InputError(f"--json {options.json} is a file of --report {options.report}; choose another place to write")
     settings = {
         "runs": [str(run) for run in runs],
         "target": options.target,
@@ -137,6 +151,7 @@ class _Job:
         from ..audit.candidates import Setting
         from ..audit.oracle import Oracle
         from ..paths import cache_folder
+        from .info import environment
 
         self.prompts, self.runs, self.rows, self.screen = prompts, runs, rows, screen
         self.work = Workload(
@@ -153,7 +168,7 @@ class _Job:
         self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
         self.settings = {
             key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()
-        }
+        } | {"environment": environment(self.work.target.device)}
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
