@@ -22,6 +22,8 @@ class RowAudit:
         special_rate: share of special tokens from the divergence on, 0 without one.
         token_ids: the candidate's new tokens.
         text: the same as text, special tokens shown.
+        span: the characters of ``text`` that are the first diverging token, as ``[start, end)``; None without one.
+        oracle_span: the same of the oracle's text.
     """
 
     index: int
@@ -35,6 +37,8 @@ class RowAudit:
     special_rate: float
     token_ids: list[int]
     text: str
+    span: tuple[int, int] | None = None
+    oracle_span: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,13 @@ class RunAudit:
 
     @property
     def equivalent(self) -> bool:
-        """No divergence but near-ties, and no invariant broken."""
-        return self.mismatches == 0 and not (self.probe and self.probe.violation)
+        """No divergence but near-ties."""
+        return self.mismatches == 0
+
+    @property
+    def passed(self) -> bool:
+        """Equivalent, and no invariant broken where a probe looked."""
+        return self.equivalent and not (self.probe and self.probe.violation)
 
 
 @dataclass(frozen=True)
@@ -124,5 +133,12 @@ class AuditReport:
         """Every run is."""
         return all(run.equivalent for run in self.runs)
 
+    @property
+    def passed(self) -> bool:
+        """Every run has."""
+        return all(run.passed for run in self.runs)
+
     def write_json(self, path: Path) -> None:
-        path.write_text(json.dumps({"equivalent": self.equivalent, **asdict(self)}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"equivalent": self.equivalent, "passed": self.passed, **asdict(self)}, indent=1) + "\n"
+        )

@@ -16,7 +16,7 @@ from .probe import Probe
 from .replay import replay
 from .results import ProbeReport, RowAudit, RunAudit
 from .setting import Setting
-from .text import repetition, rouge_l, special_rate
+from .text import repetition, rouge_l, special_rate, token_span
 
 # rows decoded again for a diagnosis
 _MOST_CONTROLS = 16
@@ -127,14 +127,17 @@ class Judge:
         )
 
     def _row(self, row: RowReport, prompt: list[int], answer: Answer) -> RowAudit:
-        tail = [] if row.first_divergence is None else answer.token_ids[row.first_divergence :]
+        oracle_ids, split = self.oracle.decode(prompt).token_ids, row.first_divergence
+        tail = [] if split is None else answer.token_ids[split:]
         return RowAudit(
             **vars(row),
-            rouge_l=rouge_l(self.oracle.decode(prompt).token_ids, answer.token_ids),
+            rouge_l=rouge_l(oracle_ids, answer.token_ids),
             repetition=repetition(tail),
             special_rate=special_rate(tail, self.special_ids),
             token_ids=answer.token_ids,
             text=self.to_text(answer.token_ids),
+            span=None if split is None else token_span(answer.token_ids, split, self.to_text),
+            oracle_span=None if split is None else token_span(oracle_ids, split, self.to_text),
         )
 
     def _observe(self, run: Run, candidate: Candidate, rows: Sequence[RowAudit]) -> list[Observation]:

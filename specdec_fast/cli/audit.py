@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +62,12 @@ class Options:
             return self.report / "rows.jsonl"
         return self.json and self.json.with_name(f"{self.json.name}.rows.jsonl")
 
+    @property
+    def outputs(self) -> list[Path]:
+        """What is written in the end."""
+        report = [self.report / "audit.json", self.report / "report.html"] if self.report else []
+        return [self.json, *report] if self.json else report
+
 
 def audit(
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
@@ -84,7 +89,7 @@ def audit(
     probe: Annotated[
         bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
     ] = False,
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write an HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
 ) -> None:
@@ -105,8 +110,14 @@ def audit(
             screen.close()
     if json:
         findings.write_json(json)
+    if report:
+        from ..audit.html import write_html
+
+        findings.write_json(report / "audit.json")
+        write_html(findings, report / "report.html")
+        screen.message(f"wrote {report / 'report.html'}")
     display.print_audit(findings)
-    raise typer.Exit(0 if findings.equivalent else 1)
+    raise typer.Exit(0 if findings.passed else 1)
 
 
 def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
@@ -115,17 +126,19 @@ def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows
     total = len(prompts) * len(runs)
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
-    if options.json:
-        check_writable(options.json)
     if options.report:
         options.report.mkdir(parents=True, exist_ok=True)
+    outputs = [check_writable(output) for output in options.outputs]
     path = options.rows_path
     if path is None:
         if options.resume:
             raise InputError("--resume needs --report or --json")
         return Rows(total)
-    if Path(options.prompts).resolve() in (path.resolve(), journal_path(path), options.json and options.json.resolve()):
+    written = [*outputs, path.resolve(), journal_path(path)]
+    if Path(options.prompts).resolve() in written:
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
+    if len(set(written)) < len(written):
+        raise InputError(f"--json {options.json} is a file of --report {options.report}; choose another place to write")
     settings = {
         "runs": [str(run) for run in runs],
         "target": options.target,
@@ -147,6 +160,7 @@ class _Job:
         from ..audit.runner import Judge
         from ..audit.setting import Setting
         from ..paths import cache_folder
+        from .info import environment
 
         self.prompts, self.runs, self.rows, self.screen = prompts, runs, rows, screen
         self.work = Workload(
@@ -168,7 +182,10 @@ class _Job:
             self.work.tokenizer.all_special_ids,
             self.work.tokenizer.decode,
         )
-        self.options = options
+        self.settings = {
+            key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()
+        } | {"environment": environment(self.work.target.device)}
+        self.probe = options.probe
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
@@ -212,7 +229,7 @@ class _Job:
                 self.screen.advance()
 
         arguments = (candidate, self.setting, self.work.encoded, run.batch_size, keep, done)
-        if not self.options.probe:
+        if not self.probe:
             decode(*arguments)
             return None
         with ProbedRun(self.setting) as probed:
@@ -227,8 +244,4 @@ class _Job:
             oracle_ids = self.oracle.decode(ids).token_ids
             text = self.work.tokenizer.decode(oracle_ids)
             prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, text))
-        settings = {
-            key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()
-        }
-        settings["versions"] = {package: version(package) for package in ("torch", "transformers")}
-        return AuditReport(settings, prompts, findings)
+        return AuditReport(self.settings, prompts, findings)

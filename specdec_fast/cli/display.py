@@ -160,7 +160,7 @@ def print_audit(report: AuditReport) -> None:
             str(run.mismatches),
             f"{run.rouge_l:.3f}",
             "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
-            "equivalent" if run.equivalent else "NOT equivalent",
+            "NOT equivalent" if not run.equivalent else "equivalent" if run.passed else "BROKEN invariant",
             f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
         )
     console.print(table)
