@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from specdec_fast import EQSpec, ModelDrafter
+from specdec_fast import EQSpec, ModelDrafter, selfcheck
 from specdec_fast.audit.candidates import resolve
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.probed import ProbedRun
@@ -91,8 +91,9 @@ class Case:
         return (kind,) if kind else getattr(self.decoder, "kinds", ())
 
     @property
-    def suspect(self) -> str | None:
-        return getattr(self.decoder, "suspect", None)
+    def suspects(self) -> tuple[str, ...]:
+        suspect = getattr(self.decoder, "suspect", None)
+        return (suspect,) if suspect else getattr(self.decoder, "suspects", ())
 
     def candidate(self) -> Callable[..., None]:
         if not self.held_out:
@@ -136,6 +137,8 @@ def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
 
     def recording(batch: Any, cache: Any, first: int, ids: torch.Tensor, keep: int) -> torch.Tensor:
         logits = forward(batch, cache, first, ids, keep)
+        if selfcheck.running.get():
+            return logits
         masks = [batch.mask(kind, first, ids.shape[1]) for kind in run.target.mask_kinds]
         positions = batch.position_ids(first, ids.shape[1], batch.max_position)
         # buffers are written again in the next round
@@ -152,7 +155,7 @@ def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
 
 def struck(case: Case) -> tuple[bool, bool]:
     """Whether the fault changed a forward pass of the target, and whether it changed an answer."""
-    if case.decoder is None or not (case.kinds or case.suspect):
+    if case.decoder is None or not (case.kinds or case.suspects):
         return False, False
     holes = issubclass(case.decoder.batch_type, HoleBatch)
     *right, right_rows = trace(case, MaskedHoles if holes else EQSpec)
@@ -174,7 +177,7 @@ def run_case(case: Case, scores: Scores) -> dict[str, Any]:
         violation is not None,
         bool(violation and violation.kind in case.kinds),
     )
-    outputs = (answers_differ, run.mismatches > 0, suspect == case.suspect)
+    outputs = (answers_differ, run.mismatches > 0, suspect in case.suspects)
     scores.probe.add(*probe)
     scores.outputs.add(*outputs)
     if case.held_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +19,8 @@ _ACCEPTED = ((3, 1), (1, 1))
 # relative logit difference that rounding may cause; eager attention has a float32 softmax even in float64
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
 _HALF_ROUNDING = 5e-2
+running: ContextVar[bool] = ContextVar("running", default=False)
+"""True inside a self-check, whose forwards belong to no decoder."""
 _checked: WeakKeyDictionary[PreTrainedModel, dict[str, int]] = WeakKeyDictionary()
 
 
@@ -42,6 +45,7 @@ def self_check(runner: PaddedModel, longest: int) -> None:
     if width < 2 * _TAIL:
         raise UnsupportedModelError(f"{name} has a context of {width} tokens; the self-check needs {2 * _TAIL}")
     rounding = _ROUNDING.get(model.dtype, _HALF_ROUNDING)
+    token = running.set(True)
     try:
         rows = _probe_rows(model, width)
         alone = [compat.one_shot_logits(model, row, len(row)) for row in rows]
@@ -55,6 +59,8 @@ def self_check(runner: PaddedModel, longest: int) -> None:
             f"{name} cannot run on the padded layout ({type(error).__name__}: {error}); a model must take a 4D "
             "attention mask, position_ids and a Cache"
         ) from error
+    finally:
+        running.reset(token)
     if not noise <= 4 * rounding:
         raise UnsupportedModelError(
             f"{name}: its own logits with a KV cache differ from those without one by {noise:.1e} (relative), so it "

@@ -22,6 +22,7 @@ class RowView:
         positions: their position IDs.
         columns: the columns their KV is written to.
         seen: ``[Q, C]`` bool, what each query sees in layers with full attention.
+        windowed: the same in layers with a sliding window, and its size; None where the model itself sees to that.
         keys, values: per layer ``[H, C, D]``, or None where a layer keeps a window of the columns only.
         logits: ``[N, V]``, of the last N queries.
     """
@@ -31,6 +32,7 @@ class RowView:
     positions: list[int]
     columns: list[int]
     seen: Tensor
+    windowed: tuple[Tensor, int] | None
     keys: list[Tensor | None]
     values: list[Tensor | None]
     logits: Tensor
@@ -46,6 +48,12 @@ class RowView:
         """Columns of earlier forwards that the last query sees."""
         own = set(self.columns)
         return [column for column in self.seen[-1].nonzero()[:, 0].tolist() if column not in own]
+
+    def masks(self, query: int) -> Iterator[tuple[Tensor, int | None]]:
+        """What ``query`` sees, ``[C]`` bool, and the window it sees it through, for each kind of layer."""
+        yield self.seen[query], None
+        if self.windowed:
+            yield self.windowed[0][query], self.windowed[1]
 
     def choice(self, query: int) -> Tensor | None:
         """The target's logits after ``query``, or None if they were not computed."""
@@ -75,13 +83,14 @@ class Recorder:
         finally:
             del cache.update
 
-    def rows(self, past: int, inputs: dict[str, Any], logits: Tensor) -> list[RowView]:
+    def rows(self, past: int, inputs: dict[str, Any], logits: Tensor, window: int | None) -> list[RowView]:
         """Split a forward over a rectangular batch into its rows.
 
         Args:
             past: columns the cache reported before the forward.
             inputs: ``input_ids`` ``[B, Q]``, ``position_ids`` and ``attention_mask`` as the caller passed them.
             logits: ``[B, N, V]``.
+            window: of the model's sliding layers, if there are such.
         """
         input_ids = inputs["input_ids"]
         rows, num_queries = input_ids.shape
@@ -93,7 +102,12 @@ class Recorder:
         if positions is None:
             positions = torch.arange(past, past + num_queries, device=input_ids.device)[None]
         positions = positions.expand(rows, -1).tolist()
-        seen = _seen(inputs.get("attention_mask"), rows, columns, width, input_ids.device)
+        mask = inputs.get("attention_mask")
+        masks = mask if isinstance(mask, dict) else {"full_attention": mask}
+        seen = _seen(masks["full_attention"], rows, columns, width, input_ids.device)
+        sliding = None
+        if window and "sliding_attention" in masks:
+            sliding = _seen(masks["sliding_attention"], rows, columns, width, input_ids.device)
         layers = sorted(self.keys)
         whole = [self.keys[layer].shape[2] == width for layer in layers]
         return [
@@ -103,6 +117,7 @@ class Recorder:
                 positions[slot],
                 columns,
                 seen[slot],
+                None if sliding is None or window is None else (sliding[slot], window),
                 [self.keys[layer][slot] if all_ else None for layer, all_ in zip(layers, whole, strict=True)],
                 [self.values[layer][slot] if all_ else None for layer, all_ in zip(layers, whole, strict=True)],
                 logits[slot],
@@ -112,9 +127,7 @@ class Recorder:
 
 
 def _seen(mask: Any, rows: int, columns: list[int], width: int, device: torch.device) -> Tensor:
-    """``[B, Q, C]`` bool, of full attention."""
-    if isinstance(mask, dict):
-        mask = mask["full_attention"]
+    """What queries see under a mask as transformers takes it: ``[B, Q, C]`` bool."""
     column = torch.arange(width, device=device)
     query = torch.tensor(columns, device=device)[:, None]
     causal = (column <= query).expand(rows, -1, -1)

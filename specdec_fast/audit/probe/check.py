@@ -62,10 +62,11 @@ class RowCheck:
                 first = min(first, found) if first else found
         if first:
             return self._explain(*first)
-        if len(self.cached) > known:
-            layer = next(i for i, keys in enumerate(self.view.keys) if keys is not None)
-            return self._explain(known, layer)
-        return None
+        return self._explain(known, self._first_layer) if len(self.cached) > known else None
+
+    @property
+    def _first_layer(self) -> int:
+        return next(i for i, keys in enumerate(self.view.keys) if keys is not None)
 
     def _explain(self, position: int, layer: int) -> Violation:
         """What the entry in the place of ``position`` is, if it is not the one that belongs there."""
@@ -90,16 +91,18 @@ class RowCheck:
         own = [origin for origin in origins if origin.row == self.row.index]
         if any(origin.token == expected and origin.position == position for origin in own):
             return violation("wrong_kv", f"token {expected} at position {position} was computed in another context")
-        origin = (own or origins)[0]
-        return violation(*self._explain_origin(origin, position, expected, layer))
+        kind, detail = self._explain_origin((own or origins)[0], position, expected, layer)
+        if layer > self._first_layer:
+            return violation("wrong_kv", f"right in the layers below, but here {detail}")
+        return violation(kind, detail)
 
     def _explain_origin(self, origin: Origin, position: int, expected: int | None, layer: int) -> tuple[Kind, str]:
         text = self.row.text
         what = f"token {origin.token} computed at position {origin.position}"
-        if origin.row is None:
-            return "visible_padding", "it holds padding"
         if origin.row != self.row.index:
-            return "other_row", f"it holds {what} of row {origin.row}"
+            return "other_row", f"it holds {what if origin.content else 'padding'} of row {origin.row}"
+        if not origin.content:
+            return "visible_padding", "it holds padding"
         in_text = origin.position < len(text) and text[origin.position] == origin.token
         if in_text and origin.position < position and self._same_entry(origin.position, position, layer):
             return "duplicated_token", f"{what} is there a second time"
@@ -107,6 +110,8 @@ class RowCheck:
             return "lost_token", f"token {expected} is missing; {what} follows"
         if origin.token == expected:
             return "wrong_position", f"{what}, not at {position}"
+        if self.queries and expected not in (None, self.view.tokens[self.queries[0]]):
+            return "wrong_token", f"{what}: a draft that the target rejects was accepted"
         return "kept_rejected_token", f"{what} is not part of the text"
 
     def _same_entry(self, a: int, b: int, layer: int) -> bool:
@@ -151,13 +156,15 @@ class RowCheck:
         content = self.cached + [self.view.columns[query] for query in self.queries]
         for offset, query in enumerate(self.queries):
             stop = len(self.cached) + offset + 1
-            expected = torch.zeros_like(self.view.seen[query])
-            expected[content[:stop]] = True
-            wrong = (expected != self.view.seen[query]).nonzero()[:, 0].tolist()
-            if wrong:
-                verb = "sees" if self.view.seen[query][wrong[0]] else "does not see"
-                detail = f"the query at position {stop - 1} {verb} column {wrong[0]}"
-                return self._violation("wrong_mask", None, wrong[0], stop - 1, detail)
+            for seen, window in self.view.masks(query):
+                expected = torch.zeros_like(seen)
+                expected[content[max(0, stop - window) if window else 0 : stop]] = True
+                wrong = (expected != seen).nonzero()[:, 0].tolist()
+                if wrong:
+                    verb = "sees" if seen[wrong[0]] else "does not see"
+                    where = f" in a window of {window}" if window else ""
+                    detail = f"the query at position {stop - 1} {verb} column {wrong[0]}{where}"
+                    return self._violation("wrong_mask", None, wrong[0], stop - 1, detail)
         return None
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Origin:
-    """A query whose keys and values were written; ``row`` is None for padding."""
+    """A query whose keys and values were written; ``content`` is False for padding."""
 
-    row: int | None
+    row: int
     token: int
     position: int
+    content: bool = True
 
 
 class History:

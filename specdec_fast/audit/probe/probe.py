@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ... import compat
+from ... import compat, selfcheck
 from ...errors import InputError, UnsupportedModelError
 from .alone import AloneRow
 from .capture import Recorder, RowView
@@ -72,6 +72,7 @@ class Probe:
         self._forward = model.forward
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._cache_argument = compat.cache_argument(model)
+        self._window = compat.model_traits(model).windows.get("sliding_attention")
         self._follow = follow
         # the batch and the round of the target that the rows are in step with
         self._followed: History | None = None
@@ -116,13 +117,13 @@ class Probe:
 
     def _watched(self, inputs: dict[str, Any]) -> Any:
         cache = inputs.get(self._cache_argument)
-        if cache is None or inputs.get("input_ids") is None:
+        if cache is None or inputs.get("input_ids") is None or selfcheck.running.get():
             return self._forward(**inputs)
         past, recorder = int(cache.get_seq_length()), Recorder()
         with recorder.watch(cache):
             output = self._forward(**inputs)
         with torch.no_grad():
-            self._check(recorder.rows(past, inputs, output.logits), past)
+            self._check(recorder.rows(past, inputs, output.logits, self._window), past)
         return output
 
     def _check(self, views: list[RowView], past: int) -> None:
@@ -155,7 +156,7 @@ class Probe:
 
     def _remember(self, row: TrackedRow, view: RowView, queries: set[int]) -> None:
         origins = [
-            Origin(row.index if query in queries else None, token, position)
+            Origin(row.index, token, position, query in queries)
             for query, (token, position) in enumerate(zip(view.tokens, view.positions, strict=True))
         ]
         for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
@@ -191,7 +192,8 @@ class Probe:
         """Rows that wrote the newest entries of a slot."""
         if not view.cached:
             return []
-        layer = next((i for i, keys in enumerate(view.keys) if keys is not None), None)
+        # the deepest, where equal tokens in other contexts differ
+        layer = next((i for i, keys in reversed(list(enumerate(view.keys))) if keys is not None), None)
         if layer is None:
             raise UnsupportedModelError(f"{type(self.model).__name__} keeps only windows of its cache")
         keys, values = view.keys[layer], view.values[layer]
@@ -206,6 +208,9 @@ class Probe:
             prompt = row.text[: row.prompt_length]
             aligned = (zip(tokens, row.text), zip(reversed(tokens), reversed(prompt)))
             return max(sum(a == b for a, b in pairs) for pairs in aligned) / max(len(tokens), len(prompt), 1)
-        position = view.positions[view.queries[0]] if tokens else -1
-        goes_on = 0 <= position < len(row.text) and tokens[0] == row.text[position]
-        return 2 * goes_on + holders.count(row.index) / len(holders)
+        if not tokens:
+            return 0.0
+        # a fault may break either of them, so all three have a say
+        places = (view.positions[view.queries[0]], len(view.cached))
+        goes_on = sum(0 <= place < len(row.text) and row.text[place] == tokens[0] for place in places)
+        return goes_on + 1.5 * holders.count(row.index) / len(holders)

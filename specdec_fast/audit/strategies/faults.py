@@ -1,8 +1,8 @@
 """Broken batch decoders, written from published descriptions: what an audit must find.
 
 Each is :class:`~specdec_fast.EQSpec` with one part replaced, so that a fault differs from the correct decoder in
-nothing else. ``kinds`` are the names a probe may give to the first violation, ``suspect`` what outputs alone point to;
-None if they show nothing.
+nothing else. ``kinds`` are the names a probe of the target may give to the first violation, ``suspects`` what outputs
+may point to; where one is empty, there is nothing for it to find.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .holes import HoleBatch
 class Fault(EQSpec):
     """A decoder that is known to be wrong."""
 
-    kinds: tuple[Kind, ...]
-    suspect: Suspected | None
+    kinds: tuple[Kind, ...] = ()
+    suspects: tuple[Suspected, ...] = ()
 
 
 class DraftBonus(GreedyAcceptance):
@@ -53,7 +53,7 @@ class PaddingVisible(Fault):
     """The attention mask ignores padding; position IDs are right."""
 
     kinds = ("visible_padding",)
-    suspect = "padding"
+    suspects = ("padding",)
     batch_type = _PaddingVisibleBatch
 
 
@@ -61,7 +61,7 @@ class BonusFromDraft(Fault):
     """The bonus token comes from the draft."""
 
     kinds: tuple[Kind, ...] = ("wrong_token",)
-    suspect = "acceptance"
+    suspects: tuple[Suspected, ...] = ("acceptance",)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs, acceptance=DraftBonus())
@@ -71,6 +71,7 @@ class DSD(BonusFromDraft):
     """DSD as the paper describes it (section 2): bonus from the draft, and a mask that ignores padding."""
 
     kinds = ("visible_padding", "wrong_token")
+    suspects = ("padding", "acceptance")
     batch_type = _PaddingVisibleBatch
 
 
@@ -83,7 +84,7 @@ class RejectedKept(Fault):
     """All rejected drafts stay visible; positions count what is visible."""
 
     kinds = ("kept_rejected_token",)
-    suspect = "kv_cache"
+    suspects = ("kv_cache",)
     batch_type = _RejectedKeptBatch
 
 
@@ -96,7 +97,7 @@ class BSP(Fault):
     """BSP as the paper describes it (section 2): rejected entries stay visible, positions count padded columns."""
 
     kinds = ("wrong_position", "kept_rejected_token")
-    suspect = "kv_cache"
+    suspects = ("kv_cache",)
     batch_type = _PaddedPositionBatch
 
 
@@ -124,7 +125,7 @@ class PositionOffByOne(Fault):
     """Rows that the last realign moved get position IDs one too high."""
 
     kinds = ("wrong_position",)
-    suspect = "position_ids"
+    suspects = ("position_ids",)
     batch_type = _MovedOffByOneBatch
 
 
@@ -137,7 +138,7 @@ class PositionOfColumn(Fault):
     """Position IDs count the columns of the batch, padding included, and so jump whenever a row is moved."""
 
     kinds = ("wrong_position",)
-    suspect = "position_ids"
+    suspects = ("position_ids",)
     batch_type = _ColumnPositionBatch
 
 
@@ -150,7 +151,6 @@ class PositionOffset(Fault):
     """Every position ID is three too high; rotary embeddings are relative, so no output shows it."""
 
     kinds = ("wrong_position",)
-    suspect = None
     batch_type = _OffsetBatch
 
 
@@ -171,7 +171,7 @@ class HolesVisible(Fault):
     """The entries of rejected drafts are zeroed but still attended to: each takes its share of the softmax."""
 
     kinds = ("visible_padding",)
-    suspect = "kv_cache"
+    suspects = ("kv_cache",)
     batch_type = _HolesVisibleBatch
 
 
@@ -184,7 +184,7 @@ class LostToken(Fault):
     """The entry of the last accepted draft is dropped with the rejected ones."""
 
     kinds = ("lost_token",)
-    suspect = "kv_cache"
+    suspects = ("kv_cache",)
     batch_type = _LostTokenBatch
 
 
@@ -204,15 +204,14 @@ class DuplicatedToken(Fault):
     """The entry of the last accepted token is copied into the place of the first rejected one."""
 
     kinds = ("duplicated_token",)
-    suspect = "kv_cache"
+    suspects = ("kv_cache",)
     batch_type = _DuplicatedTokenBatch
 
 
 class RowsSwapped(Fault):
     """The first two answers of a batch change places."""
 
-    kinds = ()
-    suspect = "row_order"
+    suspects = ("row_order",)
 
     def generate(self, *args, on_finish=None, **kwargs):
         def swapped(row):
@@ -234,9 +233,6 @@ class _StaleDrafter(ModelDrafter, DraftRun):
 
 class StaleDraft(Fault):
     """A fully accepted block leaves a draft without its entry in the draft's cache: only acceptance suffers."""
-
-    kinds = ()
-    suspect = None
 
     def __init__(self, target, draft, **kwargs):
         if not isinstance(draft, ModelDrafter):
