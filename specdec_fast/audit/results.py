@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+Unit = Literal["token ids", "tokens", "characters"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class RowAudit:
         rouge_l: ROUGE-L F1 over tokens.
         repetition: share of repeated 3-grams from the divergence on, 0 without one.
         special_rate: share of special tokens from the divergence on, 0 without one.
-        token_ids: the candidate's new tokens.
+        token_ids: the candidate's new tokens, in the report's unit.
         text: the same as text, special tokens shown.
     """
 
@@ -24,12 +26,12 @@ class RowAudit:
     exact: bool
     partial: float
     first_divergence: int | None
-    near_tie: bool
+    near_tie: bool | None
     gap: float | None
     rouge_l: float
     repetition: float
     special_rate: float
-    token_ids: list[int]
+    token_ids: list[Any]
     text: str
 
 
@@ -42,7 +44,7 @@ class RunAudit:
         partial_match: mean share of the oracle's tokens before the first divergence.
         near_ties: divergences that rounding explains.
         mismatches: all others; the candidate is output-equivalent if there are none.
-        noise: logit noise the near-ties were judged by.
+        noise: logit noise the near-ties were judged by, None if unknown.
         rouge_l: mean ROUGE-L.
         tokens_per_second: new tokens over the seconds of all batches.
         rows: one per prompt.
@@ -54,7 +56,7 @@ class RunAudit:
     partial_match: float
     near_ties: int
     mismatches: int
-    noise: float
+    noise: float | None
     rouge_l: float
     tokens_per_second: float
     rows: list[RowAudit]
@@ -63,15 +65,20 @@ class RunAudit:
     def equivalent(self) -> bool:
         return self.mismatches == 0
 
+    @property
+    def undecided(self) -> int:
+        """Mismatches that may be near-ties: the oracle does not say how close its choice was."""
+        return sum(row.near_tie is None for row in self.rows)
+
 
 @dataclass(frozen=True)
 class PromptAudit:
-    """A prompt and what the target alone makes of it."""
+    """A prompt and what the target alone makes of it; a server may not tell the prompt's ``num_tokens``."""
 
     index: int
     prompt: str
-    num_tokens: int
-    oracle_ids: list[int]
+    num_tokens: int | None
+    oracle_ids: list[Any]
     oracle_text: str
 
 
@@ -83,11 +90,13 @@ class AuditReport:
         settings: the command line, and the versions it ran with.
         prompts: in order.
         runs: in the order they were asked for.
+        unit: what was compared; a server may return neither token ids nor tokens.
     """
 
     settings: dict[str, Any]
     prompts: list[PromptAudit]
     runs: list[RunAudit] = field(default_factory=list)
+    unit: Unit = "token ids"
 
     @property
     def equivalent(self) -> bool:

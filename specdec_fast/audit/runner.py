@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..prompts import pad_left
 from ..result import RowResult
 from .candidates import Candidate, Setting
-from .equivalence import EquivalenceCheck
-from .oracle import Oracle
+from .equivalence import EquivalenceCheck, GreedyOracle
 from .results import RowAudit, RunAudit
 from .text import repetition, rouge_l, special_rate
 
@@ -28,10 +28,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Answer:
-    """New tokens of a row, and the seconds from the start of its batch until it was finished."""
+    """New tokens of a row, the seconds from the start of its batch until it was finished, and its text."""
 
-    token_ids: list[int]
+    token_ids: list[Any]
     seconds: float
+    text: str = ""
+
+
+Finish = Callable[[int, Any], None]
+AnswerBatch = Callable[[Sequence[Any], Finish], None]
+"""Continues a batch of prompts and hands over each row with its place in the batch."""
 
 
 def decode(
@@ -52,18 +58,38 @@ def decode(
         on_row: called as a row finishes with the index of its prompt and the seconds since its batch began.
         done: prompts that have an answer already.
     """
-    device = setting.target.device
+    in_batches(padded(candidate, setting), prompts, batch_size, on_row, done)
+
+
+def padded(candidate: Candidate, setting: Setting) -> AnswerBatch:
+    """A candidate that takes token ids of ragged prompts."""
+
+    def answer(prompts: Sequence[list[int]], finish: Finish) -> None:
+        ids, mask = pad_left(prompts, setting.pad_token_id)
+        device = setting.target.device
+        candidate(ids.to(device), mask.to(device), lambda row: finish(row.index, row))
+
+    return answer
+
+
+def in_batches(
+    answer: AnswerBatch,
+    prompts: Sequence[Any],
+    batch_size: int,
+    on_row: Callable[[int, Any, float], None],
+    done: Collection[int] = (),
+) -> None:
+    """Answer all batches of consecutive prompts that miss a row; ``on_row`` and ``done`` as in :func:`decode`."""
     for first in range(0, len(prompts), batch_size):
         indices = range(first, min(first + batch_size, len(prompts)))
         if all(index in done for index in indices):
             continue
-        ids, mask = pad_left([prompts[index] for index in indices], setting.pad_token_id)
         began = time.perf_counter()
 
-        def finish(row: RowResult, indices: range = indices, began: float = began) -> None:
-            on_row(indices[row.index], row, time.perf_counter() - began)
+        def finish(place: int, row: Any, indices: range = indices, began: float = began) -> None:
+            on_row(indices[place], row, time.perf_counter() - began)
 
-        candidate(ids.to(device), mask.to(device), finish)
+        answer([prompts[index] for index in indices], finish)
 
 
 class Judge:
@@ -71,19 +97,12 @@ class Judge:
 
     Args:
         oracle: of the target.
-        prompts: token ids of each prompt.
+        prompts: what the oracle decodes, such as the token ids of each prompt.
         special_ids: the tokenizer's special tokens.
-        to_text: turns token ids into text.
     """
 
-    def __init__(
-        self,
-        oracle: Oracle,
-        prompts: Sequence[list[int]],
-        special_ids: Collection[int] = (),
-        to_text: Callable[[list[int]], str] = str,
-    ):
-        self.oracle, self.prompts, self.special_ids, self.to_text = oracle, prompts, frozenset(special_ids), to_text
+    def __init__(self, oracle: GreedyOracle, prompts: Sequence[Any], special_ids: Collection[int] = ()):
+        self.oracle, self.prompts, self.special_ids = oracle, prompts, frozenset(special_ids)
 
     def run(self, run: Run, answers: Sequence[Answer]) -> RunAudit:
         """Verdict on the answers to all prompts."""
@@ -101,7 +120,7 @@ class Judge:
                     repetition=repetition(tail),
                     special_rate=special_rate(tail, self.special_ids),
                     token_ids=answer.token_ids,
-                    text=self.to_text(answer.token_ids),
+                    text=answer.text,
                 )
             )
         return RunAudit(

@@ -12,12 +12,12 @@ from ..errors import InputError
 from ..journal import Journal, Rows, check_writable, journal_path
 from ..prompts import Prompt, read
 from . import display
+from .rows import decode_run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from ..audit.results import AuditReport, RunAudit
     from ..audit.runner import Run
-    from ..result import RowResult
 
 
 @dataclass(frozen=True)
@@ -174,30 +174,17 @@ class _Job:
         self.screen.end_of_batch()
 
     def _decode(self, number: int, run: Run, candidate: Any) -> None:
-        from ..audit.runner import decode
+        from ..audit.runner import padded
 
-        first = number * len(self.prompts)
-        done = {index - first for index in self.rows.rows if first <= index < first + len(self.prompts)}
-
-        def keep(index: int, row: RowResult, seconds: float) -> None:
-            if index not in done:
-                done.add(index)
-                self.rows.append(self._record(first + index, row) | {"seconds": seconds})
-                self.screen.advance()
-
-        self.screen.begin(str(run), len(done), len(self.prompts))
-        decode(candidate, self.setting, self.work.encoded, run.batch_size, keep, done)
-        self.screen.end_of_batch()
-
-    def _record(self, index: int, row: RowResult) -> dict[str, Any]:
-        return self.work.record(index % len(self.prompts), row) | {"index": index}
+        answer = padded(candidate, self.setting)
+        decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen)
 
     def _report(self) -> AuditReport:
         from ..audit.results import AuditReport, PromptAudit
         from ..audit.runner import Answer, Judge
 
         tokenizer = self.work.tokenizer
-        judge = Judge(self.oracle, self.work.encoded, tokenizer.all_special_ids, tokenizer.decode)
+        judge = Judge(self.oracle, self.work.encoded, tokenizer.all_special_ids)
         prompts = []
         for prompt, ids in zip(self.prompts, self.work.encoded, strict=True):
             oracle_ids = self.oracle.decode(ids).token_ids
@@ -205,5 +192,9 @@ class _Job:
         runs: list[RunAudit] = []
         for number, run in enumerate(self.runs):
             records = [self.rows.rows[number * len(prompts) + index] for index in range(len(prompts))]
-            runs.append(judge.run(run, [Answer(record["token_ids"], record["seconds"]) for record in records]))
+            answers = [
+                Answer(record["token_ids"], record["seconds"], tokenizer.decode(record["token_ids"]))
+                for record in records
+            ]
+            runs.append(judge.run(run, answers))
         return AuditReport(self.settings, prompts, runs)

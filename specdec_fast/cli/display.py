@@ -11,9 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..audit.summary import summary_table
+
 if TYPE_CHECKING:
     from ..audit.equivalence import Report
-    from ..audit.results import AuditReport, RunAudit
+    from ..audit.results import AuditReport
     from ..result import GenerationStats
 
 
@@ -136,21 +138,6 @@ def print_audit(report: AuditReport) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 120
-    table = Table("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", "tokens/s", "verdict")
-    for run in report.runs:
-        table.add_row(
-            run.candidate,
-            str(run.batch_size),
-            f"{run.exact_match:.1%}",
-            f"{run.partial_match:.1%}",
-            str(run.near_ties),
-            str(run.mismatches),
-            f"{run.rouge_l:.3f}",
-            f"{run.tokens_per_second:.1f}",
-            _verdict(run),
-        )
-    console.print(table)
-
-
-def _verdict(run: RunAudit) -> str:
-    return "equivalent" if run.equivalent else "NOT equivalent"
+    console.print(summary_table(report.runs, report.unit))
+    if report.unit != "token ids":
+        print(f"compared by {report.unit}: the server returns no token ids")
