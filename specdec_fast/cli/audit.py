@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InputError
-from ..journal import Journal, Rows, check_writable, journal_path
+from ..errors import EndpointError, InputError
+from ..journal import Journal, Rows, Settings, check_writable, journal_path
 from ..prompts import Prompt, read
 from . import display
+from .endpoint import EndpointJob
 from .rows import decode_run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from ..audit.results import AuditReport, RunAudit
     from ..audit.runner import Run
+
+_FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat")
+_FOR_SERVERS = ("endpoint_plain", "model", "logprobs", "timeout")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Options:
     dtype: str
     device: str
     chat: bool | None
+    endpoint: str | None
+    endpoint_plain: str | None
+    model: str | None
+    timeout: float
+    logprobs: bool
     report: Path | None
     json: Path | None
     resume: bool
@@ -48,7 +57,21 @@ class Options:
             sizes = [0]
         if min(sizes) < 1:
             raise InputError(f"--batch-sizes {self.batch_sizes}: need integers of at least 1, such as 1,4,8")
+        if self.endpoint:
+            from ..audit.endpoint import ORACLE
+
+            return [ORACLE, *(Run("endpoint", size) for size in dict.fromkeys(sizes))]
         return [Run(name, size) for name in dict.fromkeys(self.candidate) for size in dict.fromkeys(sizes)]
+
+    @property
+    def shown(self) -> Settings:
+        """What the findings say of the command line."""
+        unused = _FOR_MODELS if self.endpoint else ("endpoint", *_FOR_SERVERS)
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self).items()
+            if name not in unused
+        }
 
     @property
     def rows_path(self) -> Path | None:
@@ -59,6 +82,7 @@ class Options:
 
 
 def audit(
+    context: typer.Context,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
     target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="ngram, self:LAYERS, or a model.")] = "ngram",
@@ -75,22 +99,32 @@ def audit(
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
     ] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None,
+    endpoint_plain: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The server's name of the model.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer of the server.")] = 300,
+    logprobs: Annotated[bool, typer.Option(help="Ask the server for logprobs, to tell near-ties.")] = True,
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write an HTML report here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
 ) -> None:
     """Is a batch decoder output-equivalent to its target, and if not, what broke?"""
-    options = Options(**locals())
+    options = Options(**{name: value for name, value in locals().items() if name != "context"})
+    _check_names(context, options)
     runs = options.runs
     prompt_list = read(prompts)
     with _open_rows(options, prompt_list, runs) as rows:
         screen = display.open_display()
         try:
-            findings = _Job(options, prompt_list, runs, rows, screen).run()
-        except KeyboardInterrupt:
+            job = EndpointJob if endpoint else _Job
+            findings = job(options, prompt_list, runs, rows, screen).run()
+        except (KeyboardInterrupt, EndpointError) as stop:
             screen.close()
-            kept = "kept; add --resume to go on" if options.rows_path else "lost; --report or --json would keep them"
-            screen.message(f"stopped: {len(rows.rows)} of {rows.total} rows are done and {kept}")
+            screen.message(_describe_stop(options, rows))
+            if isinstance(stop, EndpointError):
+                raise
             raise typer.Exit(130) from None
         finally:
             screen.close()
@@ -100,12 +134,19 @@ def audit(
     raise typer.Exit(0 if findings.equivalent else 1)
 
 
-def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
-    from ..models import resolve_device, resolve_dtype
+def _check_names(context: typer.Context, options: Options) -> None:
+    for name in _FOR_MODELS if options.endpoint else _FOR_SERVERS:
+        source = context.get_parameter_source(name)
+        if source and source.name == "COMMANDLINE":
+            reason = "does not go with" if options.endpoint else "needs"
+            raise InputError(f"--{name.replace('_', '-')} {reason} --endpoint")
+    if options.endpoint and not options.model:
+        raise InputError("--endpoint needs --model: the server's name of the model")
 
+
+def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
     total = len(prompts) * len(runs)
-    device = resolve_device(options.device)
-    dtype = resolve_dtype(options.dtype, device)
+    settings = {"runs": [str(run) for run in runs]} | _row_settings(options)
     if options.json:
         check_writable(options.json)
     if options.report:
@@ -117,17 +158,38 @@ def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows
         return Rows(total)
     if Path(options.prompts).resolve() in (path.resolve(), journal_path(path), options.json and options.json.resolve()):
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
-    settings = {
-        "runs": [str(run) for run in runs],
+    return Journal(path, prompts * len(runs), settings, resume=options.resume)
+
+
+def _row_settings(options: Options) -> Settings:
+    if options.endpoint:
+        return {
+            "endpoint": options.endpoint,
+            "endpoint_plain": options.endpoint_plain,
+            "model": options.model,
+            "logprobs": options.logprobs,
+            "max_new_tokens": options.max_new_tokens,
+        }
+    from ..models import resolve_device, resolve_dtype
+
+    device = resolve_device(options.device)
+    return {
         "target": options.target,
         "draft": options.draft,
         "num_draft_tokens": options.num_draft_tokens,
         "max_new_tokens": options.max_new_tokens,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(resolve_dtype(options.dtype, device)).removeprefix("torch."),
         "device": device.type,
         "chat": options.chat,
     }
-    return Journal(path, prompts * len(runs), settings, resume=options.resume)
+
+
+def _describe_stop(options: Options, rows: Rows) -> str:
+    done = f"stopped: {len(rows.rows)} of {rows.total} rows are done"
+    if not rows.rows:
+        return done
+    kept = "kept; add --resume to go on" if options.rows_path else "lost; --report or --json would keep them"
+    return f"{done} and {kept}"
 
 
 class _Job:
@@ -151,9 +213,7 @@ class _Job:
         drafter = self.work.drafter(options.draft)
         self.setting = Setting(self.work.target, drafter, options.num_draft_tokens, **self.work.limits)
         self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
-        self.settings = {
-            key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()
-        }
+        self.settings = options.shown
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
