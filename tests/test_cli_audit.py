@@ -4,6 +4,7 @@ import json
 import signal
 
 import pytest
+import torch
 from tiny_dirs import make_tokenizer, save_pair, save_tiny
 from tiny_models import DRAFT_NOISE, make_draft, make_prompts
 from transformers import AutoModelForCausalLM
@@ -64,6 +65,24 @@ def test_the_oracle_is_decoded_once(command, monkeypatch):
         assert len(seen) == NUM_PROMPTS
 
 
+def test_a_report_is_a_page_and_its_data(command, tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    command = [*command, "--candidate=eqspec", "--candidate=bsp", f"--report={folder}", f"--json={tmp_path / 'a.json'}"]
+    assert main(command) == 1
+    assert f"wrote {folder / 'report.html'}" in capsys.readouterr().err
+    assert (folder / "audit.json").read_text() == (tmp_path / "a.json").read_text()
+    found = json.loads((folder / "audit.json").read_text())
+    assert found["settings"]["environment"]["torch"] == torch.__version__
+    for run in found["runs"]:
+        for row, prompt in zip(run["rows"], found["prompts"], strict=True):
+            assert (row["span"] is None) == row["exact"]
+            if row["span"]:
+                assert row["text"][: row["span"][0]] == prompt["oracle_text"][: row["oracle_span"][0]]
+    html = (folder / "report.html").read_text()
+    assert "<h1>Not output-equivalent</h1>" in html and torch.__version__ in html
+    assert html.count('<section class="card run"') == 4
+
+
 @pytest.mark.parametrize("option", ["--json", "--report"])
 def test_an_interrupted_audit_resumes_without_losing_a_row(command, tmp_path, monkeypatch, capsys, option):
     command = [*command, f"{option}={tmp_path / 'found'}", "--candidate=eqspec", "--candidate=dsd"]
@@ -109,3 +128,9 @@ def test_results_do_not_overwrite_the_prompts(command, tmp_path, capsys):
     assert main([*command, f"--json={tmp_path / 'prompts.jsonl'}"]) == 2
     assert "is the prompts file" in capsys.readouterr().err
     assert (tmp_path / "prompts.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["report.html", "rows.jsonl", "audit.json"])
+def test_results_do_not_overwrite_each_other(command, tmp_path, capsys, name):
+    assert main([*command, f"--report={tmp_path}", f"--json={tmp_path / name}"]) == 2
+    assert f"is a file of --report {tmp_path}" in capsys.readouterr().err

@@ -157,6 +157,24 @@ def test_it_compares_what_the_server_returns(model, audit, changes, unit):
     assert (status, found["unit"]) == (1, unit) and all(mismatches(found).values())
 
 
+@pytest.mark.parametrize(
+    ("changes", "unit"), [({}, "token ids"), ({"token_ids": False, "logprobs": None}, "characters")]
+)
+def test_the_page_says_what_is_unknown(model, audit, tmp_path, changes, unit):
+    plain = CompletionsServer(model, echo=False, **changes)
+    fast = CompletionsServer(model, overlap="swap", always=True, **changes)
+    with plain.serve() as plain_url, fast.serve() as url:
+        status, found, _ = audit(url, f"--endpoint-plain={plain_url}", f"--report={tmp_path / 'report'}")
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert status == 1 and "may be near-ties that the server does not let tell" in page and "4 unknown" in page
+    assert f"audit of {MODEL}" in page and plain_url in page and KEY not in page
+    assert ("compared by <b>characters</b>" in page) == ("characters/s" in page) == (unit == "characters")
+    for row, prompt in zip(found["runs"][0]["rows"], found["prompts"], strict=True):
+        at = row["first_divergence"]
+        assert row["span"] == (None if unit == "token ids" else [at, at + 1])
+        assert row["text"] != prompt["oracle_text"]
+
+
 def test_an_interrupted_audit_resumes_without_losing_a_row(model, audit, monkeypatch):
     append = Journal.append
 

@@ -74,7 +74,8 @@ def test_wheel_is_complete(checkout, tmp_path):
     sources = {p.relative_to(checkout) for p in (checkout / "specdec_fast").rglob("*.py")}
     sources |= {Path("specdec_fast") / p.relative_to(checkout) for p in (checkout / "kernels").rglob("*.py")}
     assert {p.relative_to(site) for p in site.rglob("*.py")} == sources
-    assert (site / "specdec_fast" / "py.typed").exists()
+    for data in ("py.typed", "audit/report.html.jinja"):
+        assert (site / "specdec_fast" / data).exists()
     assert not (site / "kernels").exists()
 
 

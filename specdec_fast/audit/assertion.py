@@ -12,10 +12,12 @@ from ..drafters import Drafter, NgramDrafter
 from ..errors import InputError
 from ..prompts import Prompt, check_context, encode
 from ..result import RowResult
-from .candidates import Foreign, Setting, foreign, resolve
+from .candidates import Foreign, foreign, resolve
+from .compare import Answer, Run
 from .oracle import Oracle
 from .results import AuditReport, PromptAudit, RunAudit
-from .runner import Answer, Judge, Run, decode
+from .runner import Judge, decode
+from .setting import Setting
 from .summary import describe
 
 
@@ -94,16 +96,16 @@ def _audit(
         name = getattr(candidate, "__name__", "candidate")
         decoder = foreign(candidate, setting, name)
     oracle = Oracle(setting.target, **setting.limits)
-    judge = Judge(oracle, prompts)
+    judge = Judge(setting, oracle, prompts, to_text=to_text)
 
     def run(batch_size: int) -> RunAudit:
         answers: dict[int, Answer] = {}
 
         def keep(index: int, row: RowResult, seconds: float) -> None:
-            answers[index] = Answer(row.token_ids, seconds, to_text(row.token_ids))
+            answers[index] = Answer(row.token_ids, seconds)
 
         decode(decoder, setting, prompts, batch_size, keep)
-        return judge.run(Run(name, batch_size), [answers[index] for index in range(len(prompts))])
+        return judge.run(Run(name, batch_size), decoder, [answers[index] for index in range(len(prompts))])
 
     runs = [run(batch_size) for batch_size in batch_sizes]
     rows = [oracle.decode(ids).token_ids for ids in prompts]

@@ -6,51 +6,20 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from .. import autoregressive
-from ..drafters import Drafter
 from ..errors import InputError
 from ..result import GenerationResult, RowResult
+from .setting import Setting
 from .strategies import STRATEGIES
 
 NAMES = ("autoregressive", *STRATEGIES)
 Foreign = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a candidate decodes with.
-
-    Attributes:
-        target: the model whose greedy text counts.
-        drafter: for the decoders that draft.
-        num_draft_tokens: K.
-        max_new_tokens: new tokens per row.
-        eos_token_id: ids that end a row.
-        pad_token_id: fills a row after its end.
-    """
-
-    target: PreTrainedModel
-    drafter: Drafter
-    num_draft_tokens: int
-    max_new_tokens: int
-    eos_token_id: list[int]
-    pad_token_id: int
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "eos_token_id": self.eos_token_id,
-            "pad_token_id": self.pad_token_id,
-        }
 
 
 OnFinish = Callable[[RowResult], None]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EndpointError
 from ..prompts import Prompt
+from .compare import Answer, Comparison, Run
 from .completions import Completion, CompletionsClient, Fields
 from .oracle import OracleRow
 from .results import AuditReport, PromptAudit, Unit
-from .runner import Answer, AnswerBatch, Finish, Judge, Run
+
+if TYPE_CHECKING:
+    from .runner import AnswerBatch, Finish
 
 Row = dict[str, Any]
 ORACLE = Run("one at a time", 1)
@@ -90,13 +93,13 @@ def judge(settings: Row, prompts: Sequence[Prompt], runs: Sequence[Run], rows: S
     per_run = [rows[first : first + len(prompts)] for first in range(0, len(rows), len(prompts))]
     oracle = _Recorded(per_run[0], unit)
     audits = [
-        PromptAudit(prompt.index, prompt.text, row["num_prompt_tokens"], _units(row, unit), row["text"])
+        PromptAudit(prompt.index, prompt.text, row["num_prompt_tokens"], _units(row, unit), _text(row, unit))
         for prompt, row in zip(prompts, per_run[0], strict=True)
     ]
-    judge = Judge(oracle, range(len(prompts)))
-    answers = [[Answer(_units(row, unit), row["seconds"], row["text"]) for row in rows] for rows in per_run[1:]]
-    found = [judge.run(run, answered) for run, answered in zip(runs[1:], answers, strict=True)]
-    return AuditReport(settings, audits, found, unit)
+    comparison = Comparison(oracle, range(len(prompts)), to_text=None if unit == "token ids" else "".join)
+    answers = [[Answer(_units(row, unit), row["seconds"], text=row["text"]) for row in rows] for rows in per_run[1:]]
+    found = [comparison.run(run, answered) for run, answered in zip(runs[1:], answers, strict=True)]
+    return AuditReport(settings, audits, found, unit=unit)
 
 
 class _Recorded:
@@ -137,6 +140,10 @@ def _units(row: Row, unit: Unit) -> list[Any]:
     if unit == "characters":
         return list(row["text"])
     return row["token_ids"] if unit == "token ids" else row["tokens"]
+
+
+def _text(row: Row, unit: Unit) -> str:
+    return row["text"] if unit == "token ids" else "".join(_units(row, unit))
 
 
 def _gaps(row: Row, unit: Unit) -> list[float | None]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from .diagnosis import CANNOT_SHOW, Suspect
+from .probe import Violation
 
 Unit = Literal["token ids", "tokens", "characters"]
 
@@ -20,6 +24,9 @@ class RowAudit:
         special_rate: share of special tokens from the divergence on, 0 without one.
         token_ids: the candidate's new tokens, in the report's unit.
         text: the same as text, special tokens shown.
+        span: the characters of ``text`` that are the first diverging token, as ``[start, end)``; None without one, or
+            where that is unknown.
+        oracle_span: the same of the oracle's text.
     """
 
     index: int
@@ -33,6 +40,27 @@ class RowAudit:
     special_rate: float
     token_ids: list[Any]
     text: str
+    span: tuple[int, int] | None = None
+    oracle_span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a probe saw of one run.
+
+    Attributes:
+        checked: forward passes of the target that were checked; 0 if the candidate never ran it.
+        violation: the first of the target, None if there was none.
+        draft_violation: the first of the draft model; it costs acceptance, never correctness.
+        accepted: share of the drafts that were accepted, None if the candidate does not say.
+        accepted_alone: the same for each row decoded alone; higher only if drafts were made from a wrong state.
+    """
+
+    checked: int
+    violation: Violation | None = None
+    draft_violation: Violation | None = None
+    accepted: float | None = None
+    accepted_alone: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,8 +74,10 @@ class RunAudit:
         mismatches: all others; the candidate is output-equivalent if there are none.
         noise: logit noise the near-ties were judged by, None if unknown.
         rouge_l: mean ROUGE-L.
-        tokens_per_second: new tokens over the seconds of all batches.
+        tokens_per_second: new tokens over the seconds of all batches; None if a probe watched.
         rows: one per prompt.
+        diagnosis: what outputs alone point to, most likely first; empty for an equivalent run.
+        probe: what the probe saw, None without one.
     """
 
     candidate: str
@@ -58,12 +88,20 @@ class RunAudit:
     mismatches: int
     noise: float | None
     rouge_l: float
-    tokens_per_second: float
+    tokens_per_second: float | None
     rows: list[RowAudit]
+    diagnosis: list[Suspect] = field(default_factory=list)
+    probe: ProbeReport | None = None
 
     @property
     def equivalent(self) -> bool:
+        """No divergence but near-ties."""
         return self.mismatches == 0
+
+    @property
+    def passed(self) -> bool:
+        """Equivalent, and no invariant broken where a probe looked."""
+        return self.equivalent and not (self.probe and self.probe.violation)
 
     @property
     def undecided(self) -> int:
@@ -90,18 +128,27 @@ class AuditReport:
         settings: the command line, and the versions it ran with.
         prompts: in order.
         runs: in the order they were asked for.
+        cannot_show: faults that outputs do not show.
         unit: what was compared; a server may return neither token ids nor tokens.
     """
 
     settings: dict[str, Any]
     prompts: list[PromptAudit]
-    runs: list[RunAudit] = field(default_factory=list)
+    runs: list[RunAudit]
+    cannot_show: Sequence[str] = CANNOT_SHOW
     unit: Unit = "token ids"
 
     @property
     def equivalent(self) -> bool:
-        """Every candidate reproduced the oracle, near-ties aside."""
+        """Every run is."""
         return all(run.equivalent for run in self.runs)
 
+    @property
+    def passed(self) -> bool:
+        """Every run has."""
+        return all(run.passed for run in self.runs)
+
     def write_json(self, path: Path) -> None:
-        path.write_text(json.dumps({"equivalent": self.equivalent, **asdict(self)}, indent=1) + "\n")
+        path.write_text(
+            json.dumps({"equivalent": self.equivalent, "passed": self.passed, **asdict(self)}, indent=1) + "\n"
+        )

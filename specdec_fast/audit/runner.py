@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ..prompts import pad_left
 from ..result import RowResult
-from .candidates import Candidate, Setting
-from .equivalence import EquivalenceCheck, GreedyOracle
-from .results import RowAudit, RunAudit
-from .text import repetition, rouge_l, special_rate
+from .candidates import Candidate
+from .compare import Answer, Comparison, Run
+from .diagnosis import Observation, diagnose
+from .oracle import Oracle
+from .probe import Probe
+from .replay import replay
+from .results import ProbeReport, RowAudit, RunAudit
+from .setting import Setting
 
-
-@dataclass(frozen=True)
-class Run:
-    """One candidate at one batch size; consecutive prompts are decoded together."""
-
-    candidate: str
-    batch_size: int
-
-    def __str__(self) -> str:
-        return f"{self.candidate}, B={self.batch_size}"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """New tokens of a row, the seconds from the start of its batch until it was finished, and its text."""
-
-    token_ids: list[Any]
-    seconds: float
-    text: str = ""
+# rows decoded again for a diagnosis
+_MOST_CONTROLS = 16
 
 
 Finish = Callable[[int, Any], None]
@@ -47,6 +34,7 @@ def decode(
     batch_size: int,
     on_row: Callable[[int, RowResult, float], None],
     done: Collection[int] = (),
+    probe: Probe | None = None,
 ) -> None:
     """Run a candidate over all batches that miss a row.
 
@@ -57,16 +45,19 @@ def decode(
         batch_size: prompts decoded together.
         on_row: called as a row finishes with the index of its prompt and the seconds since its batch began.
         done: prompts that have an answer already.
+        probe: told of each batch before it begins.
     """
-    in_batches(padded(candidate, setting), prompts, batch_size, on_row, done)
+    in_batches(padded(candidate, setting, probe), prompts, batch_size, on_row, done)
 
 
-def padded(candidate: Candidate, setting: Setting) -> AnswerBatch:
-    """A candidate that takes token ids of ragged prompts."""
+def padded(candidate: Candidate, setting: Setting, probe: Probe | None = None) -> AnswerBatch:
+    """A candidate that takes token ids of ragged prompts; ``probe`` is that of :func:`decode`."""
 
     def answer(prompts: Sequence[list[int]], finish: Finish) -> None:
         ids, mask = pad_left(prompts, setting.pad_token_id)
         device = setting.target.device
+        if probe:
+            probe.begin(prompts)
         candidate(ids.to(device), mask.to(device), lambda row: finish(row.index, row))
 
     return answer
@@ -96,49 +87,67 @@ class Judge:
     """Compares answers with the oracle's.
 
     Args:
+        setting: what the candidates decode with.
         oracle: of the target.
-        prompts: what the oracle decodes, such as the token ids of each prompt.
+        prompts: token ids of each prompt.
         special_ids: the tokenizer's special tokens.
+        to_text: turns token ids into text.
     """
 
-    def __init__(self, oracle: GreedyOracle, prompts: Sequence[Any], special_ids: Collection[int] = ()):
-        self.oracle, self.prompts, self.special_ids = oracle, prompts, frozenset(special_ids)
+    def __init__(
+        self,
+        setting: Setting,
+        oracle: Oracle,
+        prompts: Sequence[list[int]],
+        special_ids: Collection[int] = (),
+        to_text: Callable[[list[int]], str] = str,
+    ):
+        self.setting, self.oracle, self.prompts = setting, oracle, prompts
+        self.comparison = Comparison(oracle, prompts, special_ids, to_text)
 
-    def run(self, run: Run, answers: Sequence[Answer]) -> RunAudit:
-        """Verdict on the answers to all prompts."""
-        check = EquivalenceCheck(self.oracle)
-        for index, (prompt, answer) in enumerate(zip(self.prompts, answers, strict=True)):
-            check.add(index, prompt, answer.token_ids)
-        report = check.report()
-        rows = []
-        for row, prompt, answer in zip(report.rows, self.prompts, answers, strict=True):
-            tail = [] if row.first_divergence is None else answer.token_ids[row.first_divergence :]
-            rows.append(
-                RowAudit(
-                    **vars(row),
-                    rouge_l=rouge_l(self.oracle.decode(prompt).token_ids, answer.token_ids),
-                    repetition=repetition(tail),
-                    special_rate=special_rate(tail, self.special_ids),
-                    token_ids=answer.token_ids,
-                    text=answer.text,
-                )
-            )
-        return RunAudit(
-            candidate=run.candidate,
-            batch_size=run.batch_size,
-            exact_match=report.exact_match,
-            partial_match=report.partial_match,
-            near_ties=report.near_ties,
-            mismatches=report.mismatches,
-            noise=report.noise,
-            rouge_l=sum(row.rouge_l for row in rows) / len(rows),
-            tokens_per_second=_rate(answers, run.batch_size),
-            rows=rows,
+    def run(
+        self, run: Run, candidate: Candidate, answers: Sequence[Answer], probe: ProbeReport | None = None
+    ) -> RunAudit:
+        """Verdict on the answers to all prompts; a candidate that is wrong decodes again what tells suspects apart."""
+        found = self.comparison.run(run, answers)
+        return replace(
+            found,
+            tokens_per_second=None if probe else found.tokens_per_second,
+            diagnosis=[] if found.equivalent else diagnose(self._observe(run, candidate, found.rows)),
+            probe=probe,
         )
 
+    def _observe(self, run: Run, candidate: Candidate, rows: Sequence[RowAudit]) -> list[Observation]:
+        """Everything that outputs can tell: the wrong rows alone and among other neighbours, and their rounds."""
+        wrong = [row.index for row in rows if not row.exact and not row.near_tie][:_MOST_CONTROLS]
+        alone = self._again(candidate, wrong, 1)
+        # every other row first, so that all have other neighbours
+        order = [*range(0, len(rows), 2), *range(1, len(rows), 2)]
+        regrouped = self._again(candidate, order, run.batch_size) if run.batch_size > 1 else {}
+        observations = []
+        for row in rows:
+            first = row.index - row.index % run.batch_size
+            batch = self.prompts[first : first + run.batch_size]
+            prompt = self.prompts[row.index]
+            observations.append(
+                Observation(
+                    oracle=self.oracle.decode(prompt).token_ids,
+                    candidate=row.token_ids,
+                    near_tie=row.near_tie is True,
+                    padding=max(map(len, batch)) - len(prompt),
+                    others=[self.oracle.decode(other).token_ids for other in batch if other is not prompt],
+                    blocks=replay(self.setting, prompt) if row.index in wrong else (),
+                    alone=alone.get(row.index),
+                    regrouped=regrouped.get(row.index),
+                )
+            )
+        return observations
 
-def _rate(answers: Sequence[Answer], batch_size: int) -> float:
-    batches = [answers[first : first + batch_size] for first in range(0, len(answers), batch_size)]
-    seconds = sum(max(answer.seconds for answer in batch) for batch in batches)
-    tokens = sum(len(answer.token_ids) for answer in answers)
-    return tokens / seconds if seconds else 0.0
+    def _again(self, candidate: Candidate, indices: Sequence[int], batch_size: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+
+        def keep(slot: int, row: RowResult, _: float) -> None:
+            found[indices[slot]] = row.token_ids
+
+        decode(candidate, self.setting, [self.prompts[index] for index in indices], batch_size, keep)
+        return found

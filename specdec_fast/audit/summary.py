@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from .results import AuditReport, RowAudit, RunAudit, Unit
+if TYPE_CHECKING:
+    from .results import AuditReport, RowAudit, RunAudit, Unit
 
+SUMMARY_WIDTH = 140
 _SHOWN_ROWS = 5
 
 
 def summary_table(runs: Iterable[RunAudit], unit: Unit = "token ids") -> Table:
     """A line per candidate and batch size."""
     rate = "characters/s" if unit == "characters" else "tokens/s"
-    table = Table("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", rate, "verdict")
+    columns = ("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", rate, "verdict", "diagnosis")
+    table = Table(*columns)
     for run in runs:
         table.add_row(
             run.candidate,
@@ -25,15 +29,16 @@ def summary_table(runs: Iterable[RunAudit], unit: Unit = "token ids") -> Table:
             f"{run.near_ties}, {run.undecided} unknown" if run.undecided else str(run.near_ties),
             str(run.mismatches),
             f"{run.rouge_l:.3f}",
-            f"{run.tokens_per_second:.1f}",
-            "equivalent" if run.equivalent else "NOT equivalent",
+            "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
+            "NOT equivalent" if not run.equivalent else "equivalent" if run.passed else "BROKEN invariant",
+            f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
         )
     return table
 
 
 def describe(report: AuditReport) -> str:
     """The table, and of each run that is not equivalent the first divergences."""
-    console = Console(width=120)
+    console = Console(width=SUMMARY_WIDTH)
     with console.capture() as capture:
         console.print(summary_table(report.runs, report.unit))
     lines = [capture.get().rstrip()]

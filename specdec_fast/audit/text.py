@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
-from rapidfuzz.distance import LCSseq
+from rapidfuzz.distance import LCSseq, Prefix
 
 
 def repetition(token_ids: Sequence[Hashable], n: int = 3) -> float:
@@ -22,3 +22,13 @@ def rouge_l(oracle: Sequence[Hashable], candidate: Sequence[Hashable]) -> float:
     """ROUGE-L F1 over tokens, shown beside exact match for what it hides: two wrong texts of a topic score high."""
     total = len(oracle) + len(candidate)
     return 2 * LCSseq.similarity(oracle, candidate) / total if total else 1.0
+
+
+def token_span(token_ids: list[int], index: int, to_text: Callable[[list[int]], str]) -> tuple[int, int]:
+    """Which characters of ``to_text(token_ids)`` come from token ``index``, as ``[start, end)``.
+
+    Empty past the last token. A token that is only a part of a character has the whole of it.
+    """
+    text = to_text(token_ids)
+    start, end = (Prefix.similarity(text, to_text(token_ids[:stop])) for stop in (index, index + 1))
+    return start, max(end, start + 1) if index < len(token_ids) else start

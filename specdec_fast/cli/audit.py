@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,11 +18,14 @@ from .rows import decode_run
 from .workload import Workload
 
 if TYPE_CHECKING:
+    from ..audit.candidates import Candidate
+    from ..audit.compare import Run
+    from ..audit.probed import ProbedRun
     from ..audit.results import AuditReport, RunAudit
-    from ..audit.runner import Run
 
-_FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat")
+_FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat", "probe")
 _FOR_SERVERS = ("endpoint_plain", "model", "logprobs", "timeout")
+_ANSWER = ("token_ids", "seconds", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Options:
     dtype: str
     device: str
     chat: bool | None
+    probe: bool
     endpoint: str | None
     endpoint_plain: str | None
     model: str | None
@@ -49,7 +54,7 @@ class Options:
 
     @property
     def runs(self) -> list[Run]:
-        from ..audit.runner import Run
+        from ..audit.compare import Run
 
         try:
             sizes = [int(size) for size in self.batch_sizes.split(",")]
@@ -80,6 +85,12 @@ class Options:
             return self.report / "rows.jsonl"
         return self.json and self.json.with_name(f"{self.json.name}.rows.jsonl")
 
+    @property
+    def outputs(self) -> list[Path]:
+        """What is written in the end."""
+        report = [self.report / "audit.json", self.report / "report.html"] if self.report else []
+        return [self.json, *report] if self.json else report
+
 
 def audit(
     context: typer.Context,
@@ -99,6 +110,9 @@ def audit(
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
     ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
+    ] = False,
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None,
     endpoint_plain: Annotated[
         str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
@@ -106,7 +120,7 @@ def audit(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The server's name of the model.")] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer of the server.")] = 300,
     logprobs: Annotated[bool, typer.Option(help="Ask the server for logprobs, to tell near-ties.")] = True,
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write an HTML report here.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
 ) -> None:
@@ -130,8 +144,14 @@ def audit(
             screen.close()
     if json:
         findings.write_json(json)
+    if report:
+        from ..audit.html import write_html
+
+        findings.write_json(report / "audit.json")
+        write_html(findings, report / "report.html")
+        screen.message(f"wrote {report / 'report.html'}")
     display.print_audit(findings)
-    raise typer.Exit(0 if findings.equivalent else 1)
+    raise typer.Exit(0 if findings.passed else 1)
 
 
 def _check_names(context: typer.Context, options: Options) -> None:
@@ -147,17 +167,19 @@ def _check_names(context: typer.Context, options: Options) -> None:
 def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
     total = len(prompts) * len(runs)
     settings = {"runs": [str(run) for run in runs]} | _row_settings(options)
-    if options.json:
-        check_writable(options.json)
     if options.report:
         options.report.mkdir(parents=True, exist_ok=True)
+    outputs = [check_writable(output) for output in options.outputs]
     path = options.rows_path
     if path is None:
         if options.resume:
             raise InputError("--resume needs --report or --json")
         return Rows(total)
-    if Path(options.prompts).resolve() in (path.resolve(), journal_path(path), options.json and options.json.resolve()):
+    written = [*outputs, path.resolve(), journal_path(path)]
+    if Path(options.prompts).resolve() in written:
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
+    if len(set(written)) < len(written):
+        raise InputError(f"--json {options.json} is a file of --report {options.report}; choose another place to write")
     return Journal(path, prompts * len(runs), settings, resume=options.resume)
 
 
@@ -196,9 +218,11 @@ class _Job:
     """A loaded target and what is asked about its decoders."""
 
     def __init__(self, options: Options, prompts: list[Prompt], runs: list[Run], rows: Rows, screen: display.Display):
-        from ..audit.candidates import Setting
         from ..audit.oracle import Oracle
+        from ..audit.runner import Judge
+        from ..audit.setting import Setting
         from ..paths import cache_folder
+        from .info import environment
 
         self.prompts, self.runs, self.rows, self.screen = prompts, runs, rows, screen
         self.work = Workload(
@@ -213,7 +237,15 @@ class _Job:
         drafter = self.work.drafter(options.draft)
         self.setting = Setting(self.work.target, drafter, options.num_draft_tokens, **self.work.limits)
         self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
-        self.settings = options.shown
+        self.judge = Judge(
+            self.setting,
+            self.oracle,
+            self.work.encoded,
+            self.work.tokenizer.all_special_ids,
+            self.work.tokenizer.decode,
+        )
+        self.settings = options.shown | {"environment": environment(self.work.target.device)}
+        self.probe = options.probe
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
@@ -221,10 +253,9 @@ class _Job:
         # first, so that a name that is wrong ends the audit before any work
         candidates = {run.candidate: resolve(run.candidate, self.setting) for run in self.runs}
         self._decode_oracle()
-        for number, run in enumerate(self.runs):
-            self._decode(number, run, candidates[run.candidate])
+        findings = [self._audit(number, run, candidates[run.candidate]) for number, run in enumerate(self.runs)]
         self.rows.finish()
-        return self._report()
+        return self._report(findings)
 
     def _decode_oracle(self) -> None:
         self.screen.begin("oracle", 0, len(self.prompts))
@@ -233,28 +264,30 @@ class _Job:
             self.screen.advance()
         self.screen.end_of_batch()
 
-    def _decode(self, number: int, run: Run, candidate: Any) -> None:
+    def _audit(self, number: int, run: Run, candidate: Candidate) -> RunAudit:
+        from ..audit.compare import Answer
+
+        probe = self._decode(number, run, candidate)
+        records = [self.rows.rows[number * len(self.prompts) + index] for index in range(len(self.prompts))]
+        answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
+        report = probe.report(self.work.encoded, answers) if probe else None
+        return self.judge.run(run, candidate, answers, report)
+
+    def _decode(self, number: int, run: Run, candidate: Candidate) -> ProbedRun | None:
+        from ..audit.probed import ProbedRun
         from ..audit.runner import padded
 
-        answer = padded(candidate, self.setting)
-        decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen)
+        with ProbedRun(self.setting) if self.probe else contextlib.nullcontext() as probed:
+            answer = padded(candidate, self.setting, probed.target if probed else None)
+            decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen)
+        return probed
 
-    def _report(self) -> AuditReport:
+    def _report(self, findings: list[RunAudit]) -> AuditReport:
         from ..audit.results import AuditReport, PromptAudit
-        from ..audit.runner import Answer, Judge
 
-        tokenizer = self.work.tokenizer
-        judge = Judge(self.oracle, self.work.encoded, tokenizer.all_special_ids)
         prompts = []
         for prompt, ids in zip(self.prompts, self.work.encoded, strict=True):
             oracle_ids = self.oracle.decode(ids).token_ids
-            prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, tokenizer.decode(oracle_ids)))
-        runs: list[RunAudit] = []
-        for number, run in enumerate(self.runs):
-            records = [self.rows.rows[number * len(prompts) + index] for index in range(len(prompts))]
-            answers = [
-                Answer(record["token_ids"], record["seconds"], tokenizer.decode(record["token_ids"]))
-                for record in records
-            ]
-            runs.append(judge.run(run, answers))
-        return AuditReport(self.settings, prompts, runs)
+            text = self.work.tokenizer.decode(oracle_ids)
+            prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, text))
+        return AuditReport(self.settings, prompts, findings)

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..audit.summary import summary_table
+from ..audit.summary import SUMMARY_WIDTH, summary_table
 
 if TYPE_CHECKING:
     from ..audit.equivalence import Report
-    from ..audit.results import AuditReport
+    from ..audit.results import AuditReport, RunAudit
     from ..result import GenerationStats
 
 
@@ -134,10 +134,29 @@ def print_check(report: Report) -> None:
 
 
 def print_audit(report: AuditReport) -> None:
-    """A line per candidate and batch size: never a rate without its verdict."""
+    """A line per candidate and batch size, never a rate without its verdict; then the evidence."""
     console = Console()
     if not console.is_terminal:
-        console.width = 120
+        console.width = SUMMARY_WIDTH
     console.print(summary_table(report.runs, report.unit))
     if report.unit != "token ids":
         print(f"compared by {report.unit}: the server returns no token ids")
+    for run in report.runs:
+        _print_findings(run)
+
+
+def _print_findings(run: RunAudit) -> None:
+    name = f"{run.candidate}, B={run.batch_size}"
+    if run.probe:
+        checked = f"{run.probe.checked} forwards checked" if run.probe.checked else "the candidate never ran the target"
+        print(f"{name}, probe: {run.probe.violation or 'no violation'} ({checked})")
+        if run.probe.draft_violation:
+            print(f"{name}, draft: {run.probe.draft_violation}")
+        if run.probe.accepted is not None and run.probe.accepted_alone is not None:
+            print(f"{name}: {run.probe.accepted:.1%} of drafts accepted, {run.probe.accepted_alone:.1%} alone")
+    for row in run.rows:
+        if row.near_tie:
+            print(f"{name}: prompt {row.index} is a near-tie at token {row.first_divergence}, logit gap {row.gap:.2g}")
+    for suspect in run.diagnosis[:2]:
+        print(f"{name}, {suspect.name} ({suspect.confidence:.0%}): {'; '.join(suspect.evidence)}")
+        print(f"  refuted if {suspect.refuted_by}")

@@ -11,8 +11,8 @@ from .display import Display
 from .rows import decode_run
 
 if TYPE_CHECKING:
+    from ..audit.compare import Run
     from ..audit.results import AuditReport
-    from ..audit.runner import Run
     from .audit import Options
 
 

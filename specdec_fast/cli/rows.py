@@ -9,7 +9,8 @@ from ..journal import Row, Rows
 from .display import Display
 
 if TYPE_CHECKING:
-    from ..audit.runner import AnswerBatch, Run
+    from ..audit.compare import Run
+    from ..audit.runner import AnswerBatch
 
 
 def decode_run(

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from ...eqspec import EQSpec
 from .correct import BatchExpansion, MaskedHoles, Rollback
-from .faults import BSP, DSD, BonusFromDraft, PaddingVisible, RejectedKept
+from .faults import (
+    BSP,
+    DSD,
+    BonusFromDraft,
+    DuplicatedToken,
+    Fault,
+    HolesVisible,
+    LostToken,
+    PaddingVisible,
+    PositionOfColumn,
+    PositionOffByOne,
+    PositionOffset,
+    RejectedKept,
+    RowsSwapped,
+    StaleDraft,
+)
 
 CORRECT: dict[str, type[EQSpec]] = {
     "eqspec": EQSpec,
@@ -12,11 +27,19 @@ CORRECT: dict[str, type[EQSpec]] = {
     "rollback": Rollback,
     "expansion": BatchExpansion,
 }
-FAULTS: dict[str, type[EQSpec]] = {
+FAULTS: dict[str, type[Fault]] = {
     "bsp": BSP,
     "dsd": DSD,
     "bonus-from-draft": BonusFromDraft,
     "padding-visible": PaddingVisible,
     "rejected-kept": RejectedKept,
+    "position-off-by-one": PositionOffByOne,
+    "position-of-column": PositionOfColumn,
+    "position-offset": PositionOffset,
+    "holes-visible": HolesVisible,
+    "lost-token": LostToken,
+    "duplicated-token": DuplicatedToken,
+    "rows-swapped": RowsSwapped,
+    "stale-draft": StaleDraft,
 }
-STRATEGIES = CORRECT | FAULTS
+STRATEGIES: dict[str, type[EQSpec]] = CORRECT | FAULTS

@@ -28,10 +28,9 @@ class HoleBatch(PaddedBatch):
 
     def mask(self, kind: MaskKind, first: int, count: int) -> Tensor:
         dtype, window = kind
-        shown = self.shown_columns(first + count)
-        column = torch.arange(first + count, device=shown.device)
+        column = torch.arange(first + count, device=self.start.device)
         query = column[first:, None]
-        seen = shown[:, None] & (column <= query)
+        seen = self.seen_columns(first + count)[:, None] & (column <= query)
         if window is not None:
             position = self.column_positions(first + count)
             seen &= position[:, first:, None] - position[:, None] < window
@@ -42,15 +41,19 @@ class HoleBatch(PaddedBatch):
     def position_ids(self, first: int, count: int, max_position: int) -> Tensor:
         return self.column_positions(first + count)[:, first:].clamp(0, max_position)
 
-    def shown_columns(self, stop: int) -> Tensor:
+    def content_columns(self, stop: int) -> Tensor:
         """``[B, stop]`` bool; the drafts of this round, at ``end`` and after, count as content."""
-        shown = self.visible[: len(self), :stop].clone()
-        shown[:, self.end :] = True
-        return shown
+        content = self.visible[: len(self), :stop].clone()
+        content[:, self.end :] = True
+        return content
+
+    def seen_columns(self, stop: int) -> Tensor:
+        """What the mask shows of columns ``[0, stop)``: ``[B, stop]`` bool."""
+        return self.content_columns(stop)
 
     def column_positions(self, stop: int) -> Tensor:
         """Position ID of what columns ``[0, stop)`` hold: ``[B, stop]``."""
-        return self.shown_columns(stop).long().cumsum(1) - 1
+        return self.content_columns(stop).long().cumsum(1) - 1
 
     def kept_drafts(self, n_accepted: Tensor, num_drafts: int) -> Tensor:
         """Which of a round's drafts stay visible: ``[B, K]`` bool."""

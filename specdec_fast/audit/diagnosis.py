@@ -1,0 +1,177 @@
+"""What broke, judged from outputs alone (arXiv 2510.22876, sections 2 and 4.2, appendix A).
+
+An output shows where a row left the oracle, not why. Each suspect therefore comes with its evidence, the share of
+the diverging rows that it explains, and an experiment that would refute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .equivalence import first_divergence, partial_match
+from .replay import Block
+
+Suspected = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
+
+CANNOT_SHOW = (
+    "A constant offset of a row's position IDs: rotary embeddings are relative, so no token changes.",
+    "A draft whose own cache is stale or misaligned: drafts are only rejected more often.",
+    "A fault that no row of these prompts reached; outputs show faults, never their absence.",
+)
+
+_REFUTATIONS: dict[Suspected, str] = {
+    "row_order": "every answer is decoded from its own prompt when its batch holds one row",
+    "stopping": "the rows still end at another place with no EOS among the stop ids",
+    "acceptance": "rows go on differing when the bonus token is taken from the target's logits",
+    "padding": "rows still differ when all prompts of the batch have the same length",
+    "kv_cache": "a probe finds every visible entry to be what the model computes for its token and position",
+    "position_ids": "a probe finds every position ID equal to the number of visible tokens before it",
+}
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause that would explain the divergences.
+
+    Attributes:
+        name: the invariant that is broken.
+        confidence: share of the diverging rows it explains, 0..1, lowered where another cause would do as well.
+        evidence: what was seen.
+        refuted_by: what would speak against it.
+    """
+
+    name: Suspected
+    confidence: float
+    evidence: list[str]
+    refuted_by: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One row of a run, and what else is known of it.
+
+    Attributes:
+        oracle, candidate: new tokens.
+        near_tie: a divergence that rounding explains, so no evidence.
+        padding: columns of left padding in its batch.
+        others: the oracles of the other rows of its batch.
+        blocks: the rounds of a correct decoder with the same draft; empty if unknown.
+        alone: the candidate's new tokens when the row is decoded alone, None if that was not tried.
+        regrouped: its new tokens among other neighbours, None if that was not tried.
+    """
+
+    oracle: list[int]
+    candidate: list[int]
+    near_tie: bool = False
+    padding: int = 0
+    others: Sequence[list[int]] = ()
+    blocks: Sequence[Block] = ()
+    alone: list[int] | None = None
+    regrouped: list[int] | None = None
+
+    @property
+    def divergence(self) -> int | None:
+        return first_divergence(self.oracle, self.candidate)
+
+    @property
+    def wrong(self) -> bool:
+        return self.divergence is not None and not self.near_tie
+
+
+def diagnose(rows: Sequence[Observation]) -> list[Suspect]:
+    """Suspects for the rows that differ by more than a near-tie, most likely first; empty if there are none."""
+    wrong = [row for row in rows if row.wrong]
+    if not wrong:
+        return []
+    found = [suspect(rows, wrong) for suspect in (_row_order, _stopping, _acceptance, _padding, _kv_cache, _positions)]
+    return sorted((s for s in found if s), key=lambda suspect: -suspect.confidence)
+
+
+def _share(rows: Sequence[Observation], holds: Callable[[Observation], bool]) -> float:
+    return sum(map(holds, rows)) / len(rows) if rows else 0.0
+
+
+def _suspect(name: Suspected, confidence: float, *evidence: str) -> Suspect | None:
+    if confidence <= 0:
+        return None
+    return Suspect(name, round(confidence, 3), list(evidence), _REFUTATIONS[name])
+
+
+def _row_order(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    share = _share(wrong, lambda row: any(partial_match(other, row.candidate) >= 0.5 for other in row.others))
+    return _suspect(
+        "row_order", share, f"{share:.0%} of the wrong rows follow the oracle of another row of their batch"
+    )
+
+
+def _stopping(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    share = _share(wrong, lambda row: row.divergence == min(len(row.oracle), len(row.candidate)))
+    return _suspect("stopping", share, f"{share:.0%} of the wrong rows have the right tokens and end at another place")
+
+
+def _acceptance(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    share = _share(wrong, _takes_the_rejected_draft)
+    return _suspect(
+        "acceptance",
+        share,
+        f"{share:.0%} of the wrong rows first differ by the very draft that the target rejects there",
+    )
+
+
+def _takes_the_rejected_draft(row: Observation) -> bool:
+    divergence = row.divergence
+    if divergence is None or divergence >= len(row.candidate):
+        return False
+    return any(block.rejected_at(divergence) == row.candidate[divergence] for block in row.blocks)
+
+
+def _padding(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    at_once = _share(wrong, lambda row: row.padding > 0 and row.divergence is not None and row.divergence < 2)
+    spared = _share([row for row in rows if row.padding == 0], lambda row: not row.wrong)
+    hit = _share([row for row in rows if row.padding > 0], lambda row: row.wrong)
+    only_padded = all(row.padding > 0 for row in wrong)
+    confidence = at_once if not only_padded else max(at_once, hit * spared)
+    return _suspect(
+        "padding",
+        confidence * (1.0 if _share(wrong, _before_any_rejection) > 0.3 else 0.4),
+        f"{at_once:.0%} of the wrong rows are padded and wrong from the first or second token",
+        f"{hit:.0%} of the padded rows are wrong, {1 - spared:.0%} of the others",
+    )
+
+
+def _before_any_rejection(row: Observation) -> bool:
+    """Wrong before the first block of which a draft was rejected has ended: rejected entries cannot be the cause."""
+    first = next((block.start + block.accepted for block in row.blocks if block.accepted < block.drafted), None)
+    divergence = row.divergence
+    return divergence is not None and (first is None or divergence <= first)
+
+
+def _kv_cache(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    later = _share(wrong, lambda row: not _before_any_rejection(row) and not _takes_the_rejected_draft(row))
+    tried = [row for row in wrong if row.alone is not None]
+    alone = _share(tried, lambda row: row.alone != row.oracle)
+    partial = sum(partial_match(row.oracle, row.candidate) for row in wrong) / len(wrong)
+    return _suspect(
+        "kv_cache",
+        later * (0.5 + 0.5 * alone if tried else 0.6),
+        f"{later:.0%} of the wrong rows differ only after a draft was rejected, with {partial:.0%} of their text right",
+        f"{alone:.0%} of the wrong rows are wrong alone too, where nothing is ragged"
+        if tried
+        else "no row was tried alone",
+    )
+
+
+def _positions(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
+    later = _share(wrong, lambda row: not _takes_the_rejected_draft(row) and row.divergence != 0)
+    tried = [row for row in wrong if row.alone is not None]
+    cured = _share(tried, lambda row: row.alone == row.oracle)
+    regrouped = [row for row in wrong if row.regrouped is not None]
+    moved = _share(regrouped, lambda row: row.regrouped != row.candidate)
+    return _suspect(
+        "position_ids",
+        later * (0.5 + 0.45 * cured if tried else 0.5),
+        f"{cured:.0%} of the wrong rows are right alone" if tried else "no row was tried alone",
+        f"{moved:.0%} of them change with their neighbours" if regrouped else "no row was regrouped",
+    )

@@ -1,0 +1,120 @@
+"""An audit as one HTML file that loads nothing: it can be mailed, archived, and read without a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from .divergence_map import Chart
+from .results import AuditReport, RowAudit, RunAudit
+from .side_by_side import pairs
+
+# in escaped text: special tokens, white space that would not be seen, and all that may not be printed as it is
+_UNSEEN = re.compile(
+    r"&lt;\|[\w.:-]{1,40}\|&gt;|&lt;/?(?:s|unk|pad|bos|eos)&gt;|^ +| +$| {2,}|[^ -~]", flags=re.MULTILINE
+)
+
+
+def write_html(report: AuditReport, path: Path) -> None:
+    """Write ``report`` as one self-contained page."""
+    path.write_text(render(report), encoding="utf-8", errors="backslashreplace")
+
+
+def render(report: AuditReport) -> str:
+    """The page as text; what models and users wrote is escaped, and its control characters are shown by code."""
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"visible": visible, "percent": "{:.1%}".format, "number": "{:,}".format, "kind": kind}
+    environment.globals |= {"chart_of": Chart.of, "facts_of": facts, "pairs_of": pairs}
+    return environment.get_template("report.html.jinja").render(report=report, verdicts=verdicts(report.runs))
+
+
+def visible(text: object) -> Markup:
+    """Escaped text in which special tokens, white space, and control and bidi characters can be seen."""
+    return Markup(_UNSEEN.sub(_show, str(escape(str(text)))))
+
+
+def _show(match: re.Match[str]) -> str:
+    found = match[0]
+    if found[0] == "&":
+        return f'<b class="special">{found}</b>'
+    if found[0] == " ":
+        return '<i class="space"> </i>' * len(found)
+    if found == "\n":
+        return '<i class="newline"></i>\n'
+    if found == "\t":
+        return '<i class="tab">\t</i>'
+    return found if found.isprintable() else f'<b class="code">U+{ord(found):04X}</b>'
+
+
+def kind(row: RowAudit) -> str:
+    """What became of a row: ``match``, ``near-tie`` or ``mismatch``."""
+    if row.exact:
+        return "match"
+    return "near-tie" if row.near_tie else "mismatch"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A candidate at all its batch sizes."""
+
+    candidate: str
+    runs: list[RunAudit]
+
+    @property
+    def equivalent(self) -> bool:
+        return all(run.equivalent for run in self.runs)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(run.rows) for run in self.runs)
+
+    @property
+    def near_ties(self) -> int:
+        return sum(run.near_ties for run in self.runs)
+
+    @property
+    def mismatches(self) -> int:
+        return sum(run.mismatches for run in self.runs)
+
+    @property
+    def undecided(self) -> int:
+        return sum(run.undecided for run in self.runs)
+
+
+def verdicts(runs: Iterable[RunAudit]) -> list[Verdict]:
+    """One per candidate, in the order of ``runs``."""
+    by_candidate: dict[str, list[RunAudit]] = {}
+    for run in runs:
+        by_candidate.setdefault(run.candidate, []).append(run)
+    return [Verdict(*group) for group in by_candidate.items()]
+
+
+def facts(run: RunAudit) -> dict[str, str]:
+    """What the outputs of a run say about its divergences."""
+    diverging = [row for row in run.rows if not row.exact]
+    if not diverging:
+        return {}
+    return {
+        "rows that diverge": f"{len(diverging)} of {len(run.rows)}",
+        "first divergence": _range([row.first_divergence for row in diverging if row.first_divergence is not None]),
+        "repeated 3-grams afterwards": f"{mean(row.repetition for row in diverging):.1%}",
+        "special tokens afterwards": f"{mean(row.special_rate for row in diverging):.1%}",
+        "logit noise": "unknown" if run.noise is None else f"{run.noise:.2g}",
+    }
+
+
+def _range(positions: list[int]) -> str:
+    first, last = min(positions), max(positions)
+    return f"token {first}" if first == last else f"token {first} to {last}, median {median(positions):g}"

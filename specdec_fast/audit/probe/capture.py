@@ -1,0 +1,127 @@
+"""What each row of a forward pass presented to attention."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class RowView:
+    """One row of a forward pass with Q queries and C columns.
+
+    Attributes:
+        slot: the row of the tensors.
+        tokens: query tokens, padding included.
+        positions: their position IDs.
+        columns: the columns their KV is written to.
+        seen: ``[Q, C]`` bool, what each query sees in layers with full attention.
+        keys, values: per layer ``[H, C, D]``, or None where a layer keeps a window of the columns only.
+        logits: ``[N, V]``, of the last N queries.
+    """
+
+    slot: int
+    tokens: list[int]
+    positions: list[int]
+    columns: list[int]
+    seen: Tensor
+    keys: list[Tensor | None]
+    values: list[Tensor | None]
+    logits: Tensor
+
+    @functools.cached_property
+    def queries(self) -> list[int]:
+        """Queries that carry content: those that the last one sees."""
+        seen = self.seen[-1].tolist()
+        return [query for query, column in enumerate(self.columns) if seen[column]]
+
+    @functools.cached_property
+    def cached(self) -> list[int]:
+        """Columns of earlier forwards that the last query sees."""
+        own = set(self.columns)
+        return [column for column in self.seen[-1].nonzero()[:, 0].tolist() if column not in own]
+
+    def choice(self, query: int) -> Tensor | None:
+        """The target's logits after ``query``, or None if they were not computed."""
+        index = query - len(self.tokens) + len(self.logits)
+        return self.logits[index] if index >= 0 else None
+
+
+class Recorder:
+    """The keys and values that a cache hands to attention during one forward pass."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    @contextlib.contextmanager
+    def watch(self, cache: Any) -> Iterator[None]:
+        update = cache.update
+
+        def recording(key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+            keys, values = update(key_states, value_states, layer_idx, *args, **kwargs)
+            self.keys[layer_idx], self.values[layer_idx] = keys, values
+            return keys, values
+
+        cache.update = recording
+        try:
+            yield
+        finally:
+            del cache.update
+
+    def rows(self, past: int, inputs: dict[str, Any], logits: Tensor) -> list[RowView]:
+        """Split a forward over a rectangular batch into its rows.
+
+        Args:
+            past: columns the cache reported before the forward.
+            inputs: ``input_ids`` ``[B, Q]``, ``position_ids`` and ``attention_mask`` as the caller passed them.
+            logits: ``[B, N, V]``.
+        """
+        input_ids = inputs["input_ids"]
+        rows, num_queries = input_ids.shape
+        width = max(keys.shape[2] for keys in self.keys.values())
+        # a cache of fixed capacity hands out more columns than it has filled
+        first = past if width > past + num_queries else width - num_queries
+        columns = list(range(first, first + num_queries))
+        positions = inputs.get("position_ids")
+        if positions is None:
+            positions = torch.arange(past, past + num_queries, device=input_ids.device)[None]
+        positions = positions.expand(rows, -1).tolist()
+        seen = _seen(inputs.get("attention_mask"), rows, columns, width, input_ids.device)
+        layers = sorted(self.keys)
+        whole = [self.keys[layer].shape[2] == width for layer in layers]
+        return [
+            RowView(
+                slot,
+                tokens,
+                positions[slot],
+                columns,
+                seen[slot],
+                [self.keys[layer][slot] if all_ else None for layer, all_ in zip(layers, whole, strict=True)],
+                [self.values[layer][slot] if all_ else None for layer, all_ in zip(layers, whole, strict=True)],
+                logits[slot],
+            )
+            for slot, tokens in enumerate(input_ids.tolist())
+        ]
+
+
+def _seen(mask: Any, rows: int, columns: list[int], width: int, device: torch.device) -> Tensor:
+    """``[B, Q, C]`` bool, of full attention."""
+    if isinstance(mask, dict):
+        mask = mask["full_attention"]
+    column = torch.arange(width, device=device)
+    query = torch.tensor(columns, device=device)[:, None]
+    causal = (column <= query).expand(rows, -1, -1)
+    if mask is None:
+        return causal
+    if mask.dim() == 4:
+        seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+        return torch.nn.functional.pad(seen, (0, width - seen.shape[2])).expand(rows, -1, -1)
+    shown = torch.nn.functional.pad(mask.bool(), (0, width - mask.shape[1]))
+    return causal & shown[:, None]

@@ -1,0 +1,169 @@
+"""Hold one row of a forward pass against I1 and I2 (arXiv 2510.22876, section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .capture import RowView
+from .history import History, Origin
+from .row import TrackedRow
+from .violation import Kind, Violation
+
+# relative difference of an entry that rounding explains
+_ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
+_HALF_ROUNDING = 1e-1
+
+
+class RowCheck:
+    """One row in one forward pass.
+
+    Args:
+        row: what is known of it.
+        view: what it presented.
+        history: the origin of every entry.
+        round: forward passes before this one.
+        compare: hold every cached entry against the row's own; without, only what the inputs show.
+    """
+
+    def __init__(self, row: TrackedRow, view: RowView, history: History, round: int, compare: bool):
+        self.row, self.view, self.history, self.round, self.compare = row, view, history, round, compare
+        self.cached, self.queries = view.cached, view.queries
+
+    def find(self) -> Violation | None:
+        """The first violation: cached entries by column and layer, then tokens, positions and mask of the queries."""
+        if self.row.ended and len(self.cached) >= len(self.row.text):
+            return None
+        if not self.queries:
+            column = self.view.columns[-1]
+            return self._violation("wrong_mask", None, column, 0, "the last query does not see itself")
+        inputs = self._tokens() or self._positions() or self._mask()
+        surplus = len(self.cached) > len(self.row.text)
+        if self.cached and (self.compare or inputs or surplus):
+            return self._entries() or inputs
+        return inputs
+
+    def _violation(self, kind: Kind, layer: int | None, column: int, position: int, detail: str) -> Violation:
+        return Violation(kind, self.round, self.row.index, layer, column, position, detail)
+
+    def _entries(self) -> Violation | None:
+        known = min(len(self.cached), len(self.row.text))
+        columns = torch.tensor(self.cached[:known], device=self.view.seen.device)
+        self.row.alone.extend(self.row.text[:known])
+        first: tuple[int, int] | None = None
+        for layer, (keys, values) in enumerate(zip(self.view.keys, self.view.values, strict=True)):
+            if keys is None or values is None:
+                continue
+            own_keys, own_values = self.row.alone.entry(layer)
+            wrong = _differs(keys[:, columns], own_keys[:, :known])
+            wrong |= _differs(values[:, columns], own_values[:, :known])
+            if wrong.any():
+                found = (int(wrong.nonzero()[0, 0]), layer)
+                first = min(first, found) if first else found
+        if first:
+            return self._explain(*first)
+        if len(self.cached) > known:
+            layer = next(i for i, keys in enumerate(self.view.keys) if keys is not None)
+            return self._explain(known, layer)
+        return None
+
+    def _explain(self, position: int, layer: int) -> Violation:
+        """What the entry in the place of ``position`` is, if it is not the one that belongs there."""
+        column, text = self.cached[position], self.row.text
+        keys, values = self.view.keys[layer], self.view.values[layer]
+        assert keys is not None and values is not None
+        key, value = keys[:, column], values[:, column]
+        expected = text[position] if position < len(text) else None
+
+        def violation(kind: Kind, detail: str) -> Violation:
+            return self._violation(kind, layer, column, position, detail)
+
+        origins = list(self.history.find(layer, value, key))
+        if not origins:
+            if not (value.isfinite().all() and key.isfinite().all()):
+                return violation("wrong_kv", "its entry is not finite")
+            if not value.any():
+                return violation("visible_padding", "a column is seen whose entry is all zeros")
+            if any(origin.token == expected for origin in self.history.find(layer, value)):
+                return violation("wrong_position", f"token {expected} with a key that no query wrote")
+            return violation("wrong_kv", "its entry is none that a query wrote")
+        own = [origin for origin in origins if origin.row == self.row.index]
+        if any(origin.token == expected and origin.position == position for origin in own):
+            return violation("wrong_kv", f"token {expected} at position {position} was computed in another context")
+        origin = (own or origins)[0]
+        return violation(*self._explain_origin(origin, position, expected, layer))
+
+    def _explain_origin(self, origin: Origin, position: int, expected: int | None, layer: int) -> tuple[Kind, str]:
+        text = self.row.text
+        what = f"token {origin.token} computed at position {origin.position}"
+        if origin.row is None:
+            return "visible_padding", "it holds padding"
+        if origin.row != self.row.index:
+            return "other_row", f"it holds {what} of row {origin.row}"
+        in_text = origin.position < len(text) and text[origin.position] == origin.token
+        if in_text and origin.position < position and self._same_entry(origin.position, position, layer):
+            return "duplicated_token", f"{what} is there a second time"
+        if in_text and origin.position > position:
+            return "lost_token", f"token {expected} is missing; {what} follows"
+        if origin.token == expected:
+            return "wrong_position", f"{what}, not at {position}"
+        return "kept_rejected_token", f"{what} is not part of the text"
+
+    def _same_entry(self, a: int, b: int, layer: int) -> bool:
+        values = self.view.values[layer]
+        assert values is not None
+        return bool((values[:, self.cached[a]] == values[:, self.cached[b]]).all())
+
+    def _tokens(self) -> Violation | None:
+        text, first = self.row.text, len(self.cached)
+        for offset, query in enumerate(self.queries):
+            position = first + offset
+            committed = offset == 0 or position < self.row.prompt_length
+            if committed and position < len(text) and not self.row.expects(position, self.view.tokens[query]):
+                kind, detail = self._explain_token(query, position)
+                return self._violation(kind, None, self.view.columns[query], position, detail)
+        return None
+
+    def _explain_token(self, query: int, position: int) -> tuple[Kind, str]:
+        text, token = self.row.text, self.view.tokens[query]
+        what = f"token {token} where the row has {text[position]}"
+        presented = [self.view.tokens[q] for q in self.queries]
+        prompt = text[: self.row.prompt_length]
+        if not self.cached and len(presented) > len(prompt) and presented[-len(prompt) :] == prompt:
+            return "visible_padding", f"{len(presented) - len(prompt)} columns before the prompt are seen"
+        if not self.cached and presented == prompt[-len(presented) :]:
+            return "lost_token", f"the first {len(prompt) - len(presented)} tokens of the prompt are not seen"
+        if position + 1 < len(text) and token == text[position + 1]:
+            return "lost_token", f"token {text[position]} is missing"
+        if position and token == text[position - 1] and self.view.positions[query] == position - 1:
+            return "duplicated_token", f"{what}: it is there a second time"
+        return "wrong_token", f"{what}: the target did not choose it"
+
+    def _positions(self) -> Violation | None:
+        for offset, query in enumerate(self.queries):
+            position, given = len(self.cached) + offset, self.view.positions[query]
+            if given != position:
+                detail = f"position ID {given} after {position} tokens"
+                return self._violation("wrong_position", None, self.view.columns[query], position, detail)
+        return None
+
+    def _mask(self) -> Violation | None:
+        content = self.cached + [self.view.columns[query] for query in self.queries]
+        for offset, query in enumerate(self.queries):
+            stop = len(self.cached) + offset + 1
+            expected = torch.zeros_like(self.view.seen[query])
+            expected[content[:stop]] = True
+            wrong = (expected != self.view.seen[query]).nonzero()[:, 0].tolist()
+            if wrong:
+                verb = "sees" if self.view.seen[query][wrong[0]] else "does not see"
+                detail = f"the query at position {stop - 1} {verb} column {wrong[0]}"
+                return self._violation("wrong_mask", None, wrong[0], stop - 1, detail)
+        return None
+
+
+def _differs(found: Tensor, own: Tensor) -> Tensor:
+    """Which of N entries ``[H, N, D]`` differ by more than rounding: ``[N]`` bool."""
+    allowed = _ROUNDING.get(own.dtype, _HALF_ROUNDING)
+    difference = (found.double() - own.double()).norm(dim=(0, 2))
+    # not <=, so that nan differs
+    return ~(difference <= allowed * own.double().norm(dim=(0, 2)))

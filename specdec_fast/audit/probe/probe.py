@@ -1,0 +1,211 @@
+"""Watch a transformers model while a batch decoder runs it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ... import compat
+from ...errors import InputError, UnsupportedModelError
+from .alone import AloneRow
+from .capture import Recorder, RowView
+from .check import RowCheck
+from .history import History, Origin
+from .row import DraftedRow, TrackedRow
+from .violation import Violation
+
+
+class Probe:
+    """Checks I1 and I2 on every forward pass of ``model`` inside the context.
+
+    For every row: the columns that attention sees hold exactly the row's text, each entry is what the model computes
+    for that token at that position in a forward of this row alone, position IDs count the tokens before, the mask is
+    causal, and what is committed is what the model chose. Nothing is asked of the decoder but to run the model with
+    ``input_ids`` and a transformers ``Cache``.
+
+    Args:
+        model: the target of a greedy decoder.
+        eos_token_id: id or ids after which nothing is expected of a row; None takes the model's, ``[]`` means none.
+        rate: share of rows whose cached entries are compared in a forward, 0..1; tokens, positions and masks always
+            are. Only 1 finds every violation in the round where it happens; a row then costs about as much as
+            decoding it alone.
+        seed: of the choice of these rows.
+        follow: the target's probe, if ``model`` is the draft of a decoder: rows then hold what the target committed,
+            and after it the draft's own proposals.
+
+    Attributes:
+        violations: the first of each row, in the order found.
+        forwards: passes checked.
+
+    Raises:
+        InputError: ``rate`` out of range.
+
+    Example:
+        >>> with Probe(target) as probe:
+        ...     my_batch_decoder(target, input_ids, attention_mask)
+        >>> print(probe.violation)
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_token_id: int | list[int] | None = None,
+        rate: float = 1.0,
+        seed: int = 0,
+        follow: Probe | None = None,
+    ):
+        if not 0 <= rate <= 1:
+            raise InputError(f"rate={rate!r}: need a share from 0 to 1")
+        self.model, self.rate = model, rate
+        self.violations: list[Violation] = []
+        self.forwards = 0
+        self._eos_ids = set(compat.eos_ids(model, eos_token_id))
+        self._random = random.Random(seed)
+        self._forward = model.forward
+        self._parameters = list(inspect.signature(model.forward).parameters)
+        self._cache_argument = compat.cache_argument(model)
+        self._follow = follow
+        # the batch and the round of the target that the rows are in step with
+        self._followed: History | None = None
+        self._seen = -1
+        self.begin(())
+
+    @property
+    def violation(self) -> Violation | None:
+        """The first violation of all."""
+        return self.violations[0] if self.violations else None
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
+        """A batch begins, with these prompts.
+
+        Without this call a batch begins with each forward on an empty cache, and its prompts are what the mask shows.
+        """
+        self.rows: list[TrackedRow] = [self._new_row(i, list(prompt)) for i, prompt in enumerate(prompts)]
+        self.round = 0
+        self._announced = bool(prompts)
+        self._history = History()
+        self._slots: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        self._forward = self.model.forward
+
+        @functools.wraps(self._forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._watched(dict(zip(self._parameters, args)) | kwargs)
+
+        self.model.forward = forward
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self.model.forward
+
+    def _new_row(self, index: int, text: list[int]) -> TrackedRow:
+        kind = DraftedRow if self._follow else TrackedRow
+        return kind(index, text, len(text), AloneRow(self._run_alone, self.model.device))
+
+    def _run_alone(self, input_ids: Tensor, cache: Any) -> None:
+        self._forward(input_ids=input_ids, use_cache=True, **{self._cache_argument: cache})
+
+    def _watched(self, inputs: dict[str, Any]) -> Any:
+        cache = inputs.get(self._cache_argument)
+        if cache is None or inputs.get("input_ids") is None:
+            return self._forward(**inputs)
+        past, recorder = int(cache.get_seq_length()), Recorder()
+        with recorder.watch(cache):
+            output = self._forward(**inputs)
+        with torch.no_grad():
+            self._check(recorder.rows(past, inputs, output.logits), past)
+        return output
+
+    def _check(self, views: list[RowView], past: int) -> None:
+        if self._follow:
+            self._follow_target(self._follow)
+        elif past == 0 and not self._announced:
+            self.begin(())
+        for row, view in self._assign(views):
+            queries, first = view.queries, len(view.cached)
+            if not row.broken:
+                compare = self._random.random() < self.rate
+                violation = RowCheck(row, view, self._history, self.round, compare).find()
+                if violation:
+                    self.violations.append(violation)
+                    row.broken = True
+            self._remember(row, view, set(queries))
+            row.learn(view, first, queries, self._eos_ids)
+        self.round += 1
+        self.forwards += 1
+
+    def _follow_target(self, target: Probe) -> None:
+        if self._followed is not target._history:
+            self.begin([row.text[: row.prompt_length] for row in target.rows])
+            self._followed, self._seen = target._history, -1
+        if self._seen != target.round:
+            for own, row in zip(self.rows, target.rows, strict=True):
+                assert isinstance(own, DraftedRow)
+                own.follow(row.text)
+            self._seen = target.round
+
+    def _remember(self, row: TrackedRow, view: RowView, queries: set[int]) -> None:
+        origins = [
+            Origin(row.index if query in queries else None, token, position)
+            for query, (token, position) in enumerate(zip(view.tokens, view.positions, strict=True))
+        ]
+        for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
+            if keys is not None and values is not None:
+                self._history.add(layer, keys[:, view.columns], values[:, view.columns], origins)
+
+    def _assign(self, views: list[RowView]) -> list[tuple[TrackedRow, RowView]]:
+        """Which row each slot belongs to: rows leave, return and change places; finished ones may go on with filler."""
+        if not self._announced and not self.rows:
+            self.rows = [self._new_row(v.slot, [v.tokens[q] for q in v.queries]) for v in views]
+        stay = self._slots if len(self._slots) == len(views) else {}
+        scores = []
+        for view in views:
+            holders = self._holders(view)
+            for row in self.rows:
+                likeness = self._likeness(view, row, holders) + 1.5 * (stay.get(view.slot) == row.index)
+                scores.append((likeness, -row.index, row, view))
+        scores.sort(key=lambda score: score[:2], reverse=True)
+        assigned: dict[int, tuple[TrackedRow, RowView]] = {}
+        taken: set[int] = set()
+        for _, _, row, view in scores:
+            # without a cache, a row may be presented several times at once, as in batch expansion
+            free = row.index not in taken or (self.round > 0 and not view.cached)
+            if free and view.slot not in assigned:
+                assigned[view.slot] = (row, view)
+                taken.add(row.index)
+        if len(assigned) < len(views):
+            raise InputError(f"a forward of {len(views)} rows, but the batch began with {len(self.rows)}")
+        self._slots = {slot: row.index for slot, (row, _) in assigned.items()}
+        return sorted(assigned.values(), key=lambda pair: (pair[0].index, pair[1].slot))
+
+    def _holders(self, view: RowView) -> list[int | None]:
+        """Rows that wrote the newest entries of a slot."""
+        if not view.cached:
+            return []
+        layer = next((i for i, keys in enumerate(view.keys) if keys is not None), None)
+        if layer is None:
+            raise UnsupportedModelError(f"{type(self.model).__name__} keeps only windows of its cache")
+        keys, values = view.keys[layer], view.values[layer]
+        assert keys is not None and values is not None
+        origins = [next(self._history.find(layer, values[:, c], keys[:, c]), None) for c in view.cached[-3:]]
+        return [origin.row if origin else None for origin in origins]
+
+    def _likeness(self, view: RowView, row: TrackedRow, holders: list[int | None]) -> float:
+        """How sure it is that a slot belongs to a row: the token it goes on with, and whose entries it holds."""
+        tokens = [view.tokens[query] for query in view.queries]
+        if not holders:
+            prompt = row.text[: row.prompt_length]
+            aligned = (zip(tokens, row.text), zip(reversed(tokens), reversed(prompt)))
+            return max(sum(a == b for a, b in pairs) for pairs in aligned) / max(len(tokens), len(prompt), 1)
+        position = view.positions[view.queries[0]] if tokens else -1
+        goes_on = 0 <= position < len(row.text) and tokens[0] == row.text[position]
+        return 2 * goes_on + holders.count(row.index) / len(holders)

@@ -1,0 +1,88 @@
+"""What a row must look like in the next forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .alone import AloneRow
+from .capture import RowView
+
+# a decoder may cast logits before it picks from them
+_CAST = {torch.float64: 1e-6, torch.float32: 1e-6}
+
+
+@dataclass
+class TrackedRow:
+    """A row of the batch.
+
+    Attributes:
+        index: its number in the batch as it began.
+        text: its prompt and every token that the target is known to choose after it. What was committed is a prefix
+            of this: a decoder may keep fewer drafts than it could.
+        prompt_length: prompt tokens of ``text``.
+        alone: its keys and values at batch size 1.
+        ended: the text ends with an EOS.
+        broken: a violation was found, so what follows has no standard to be held to.
+    """
+
+    index: int
+    text: list[int]
+    prompt_length: int
+    alone: AloneRow
+    ended: bool = False
+    broken: bool = False
+
+    def expects(self, position: int, token: int) -> bool:
+        """True if ``token`` may be fed at ``position``."""
+        return token == self.text[position]
+
+    def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
+        """Extend the text by what the model chooses after each query; ``first`` is the position of the first one."""
+        for offset, query in enumerate(queries):
+            position = first + offset
+            if self.ended or position >= len(self.text) or view.tokens[query] != self.text[position]:
+                return
+            logits = view.choice(query)
+            if position + 1 < len(self.text) or logits is None:
+                continue
+            choice = int(logits.argmax())
+            if offset + 1 < len(queries) and chooses(logits, view.tokens[queries[offset + 1]]):
+                choice = view.tokens[queries[offset + 1]]
+            self.text.append(choice)
+            self.ended = choice in eos_ids
+
+
+@dataclass
+class DraftedRow(TrackedRow):
+    """A row as its draft model sees it: the text that the target committed, and after it the draft's own proposals."""
+
+    _proposed: dict[int, int] = field(default_factory=dict)
+
+    def follow(self, text: list[int]) -> None:
+        """The target may have gone on, so proposals no longer count."""
+        self.text = list(text)
+        self._proposed.clear()
+
+    def expects(self, position: int, token: int) -> bool:
+        if token != self.text[position] and self._proposed.get(position) == token:
+            # the target knows more of the row than was committed
+            self.text[position:] = [token]
+        return super().expects(position, token)
+
+    def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
+        logits = view.choice(queries[-1])
+        after = first + len(queries)
+        if logits is not None:
+            self._proposed[after] = int(logits.argmax())
+            self.text[len(self.text) :] = [self._proposed[after]] if after == len(self.text) else []
+
+
+def chooses(logits: Tensor, token: int) -> bool:
+    """True if ``token`` has the largest of ``logits`` ``[V]``, up to a cast of the logits."""
+    if not 0 <= token < len(logits):
+        return False
+    largest = logits.max()
+    return bool(largest - logits[token] <= _CAST.get(logits.dtype, 0.0) * largest.abs())

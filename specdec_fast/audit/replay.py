@@ -1,0 +1,65 @@
+"""The rounds that a correct decoder needs for a row: where its blocks end, and which drafts the target rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..drafters import Drafter, DraftRun, Drafts
+from ..eqspec import EQSpec
+from .setting import Setting
+
+
+@dataclass(frozen=True)
+class Block:
+    """One round of a row.
+
+    Attributes:
+        start: index, among the new tokens, of its first draft.
+        drafts: the drafted tokens.
+        accepted: how many of them the target accepts.
+    """
+
+    start: int
+    drafts: list[int]
+    accepted: int
+
+    @property
+    def drafted(self) -> int:
+        return len(self.drafts)
+
+    def rejected_at(self, index: int) -> int | None:
+        """The draft that the target rejects in favour of its own token ``index``."""
+        here = index == self.start + self.accepted and self.accepted < self.drafted
+        return self.drafts[self.accepted] if here else None
+
+
+def replay(setting: Setting, prompt: list[int]) -> list[Block]:
+    """Decode one row alone, correctly, with the draft under audit."""
+    recorder = _Recorder(setting.drafter)
+    ids = torch.tensor([prompt], device=setting.target.device)
+    decoder = EQSpec(setting.target, recorder, num_draft_tokens=setting.num_draft_tokens)
+    accepted = decoder.generate(ids, **setting.limits).stats.accepted_by_round
+    blocks, start = [], 1
+    for drafts, ((_, drafted, kept),) in zip(recorder.rounds, accepted, strict=True):
+        blocks.append(Block(start, drafts[:drafted], kept))
+        start += kept + 1
+    return blocks
+
+
+class _Recorder(Drafter, DraftRun):
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter
+        self.rounds: list[list[int]] = []
+
+    def begin(self, batch: Any, longest: int) -> DraftRun:
+        self.run = self.drafter.begin(batch, longest)
+        return self
+
+    def draft(self, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
+        drafts = self.run.draft(texts, limits)
+        self.rounds.append(drafts.ids[0, : drafts.counts[0]].tolist())
+        return drafts
