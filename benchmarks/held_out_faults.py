@@ -223,11 +223,8 @@ class _OverlayBatch(HoleBatch):
         super().__init__(*args, **kwargs)
         self.wrong = torch.zeros_like(self.visible)
 
-    def shown_columns(self, stop: int) -> Tensor:
-        return super().shown_columns(stop) ^ self.wrong[: len(self), :stop]
-
-    def column_positions(self, stop: int) -> Tensor:
-        return super().shown_columns(stop).long().cumsum(1) - 1
+    def seen_columns(self, stop: int) -> Tensor:
+        return super().seen_columns(stop) ^ self.wrong[: len(self), :stop]
 
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
         summary = super().commit(draft_ids, target_ids, limit, n_accepted)

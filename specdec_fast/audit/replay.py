@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..drafters import Drafter, DraftRun, Drafts
 from ..eqspec import EQSpec
@@ -54,6 +55,9 @@ class _Recorder(Drafter, DraftRun):
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
         self.rounds: list[list[int]] = []
+
+    def check(self, target: PreTrainedModel) -> None:
+        self.drafter.check(target)
 
     def begin(self, batch: Any, longest: int) -> DraftRun:
         self.run = self.drafter.begin(batch, longest)

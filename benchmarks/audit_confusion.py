@@ -1,0 +1,231 @@
+"""How often the probe and the analysis of outputs find a fault, name it, or raise a false alarm.
+
+    python -m benchmarks.audit_confusion --quick --json benchmarks/results/audit_confusion.json
+
+Every run draws a tiny random model, prompts, a draft of random quality, batch size and K, and decodes with one
+candidate: a correct strategy, a fault that the audit was built with, or one of the held-out faults. A run counts as
+faulty if one of its forward passes or answers differs from the correct decoder's, bit by bit; no audit decides that.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from specdec_fast import EQSpec, ModelDrafter
+from specdec_fast.audit.candidates import resolve
+from specdec_fast.audit.oracle import Oracle
+from specdec_fast.audit.probed import ProbedRun
+from specdec_fast.audit.runner import Answer, Judge, Run, decode
+from specdec_fast.audit.setting import Setting
+from specdec_fast.audit.strategies import CORRECT, FAULTS, MaskedHoles
+from specdec_fast.audit.strategies.holes import HoleBatch
+from specdec_fast.prompts import pad_left
+
+from .harness import environment, write_json
+from .held_out_faults import HELD_OUT
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from tiny_models import DRAFT_NOISE, FAMILIES, VOCAB_SIZE, make_draft, make_model, make_prompts
+
+
+@dataclass
+class Score:
+    """Counts over runs; ``right_diagnosis`` is of the faulty runs that were detected."""
+
+    runs: int = 0
+    faulty: int = 0
+    detected: int = 0
+    right_diagnosis: int = 0
+    clean: int = 0
+    false_alarms: int = 0
+
+    def add(self, faulty: bool, detected: bool, right: bool) -> None:
+        self.runs += 1
+        self.faulty += faulty
+        self.detected += faulty and detected
+        self.right_diagnosis += faulty and detected and right
+        self.clean += not faulty
+        self.false_alarms += detected and not faulty
+
+
+@dataclass
+class Scores:
+    """Of both detectors, over all runs and over held-out faults alone."""
+
+    probe: Score = field(default_factory=Score)
+    outputs: Score = field(default_factory=Score)
+    held_out_probe: Score = field(default_factory=Score)
+    held_out_outputs: Score = field(default_factory=Score)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One candidate in one random setting."""
+
+    name: str
+    held_out: bool
+    setting: Setting
+    prompts: list[list[int]]
+    batch_size: int
+
+    @property
+    def decoder(self) -> type[EQSpec] | None:
+        return (HELD_OUT if self.held_out else CORRECT | FAULTS).get(self.name)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Names that the probe may give to what it finds first; empty where every pass of the target is right."""
+        kind = getattr(self.decoder, "kind", None)
+        return (kind,) if kind else getattr(self.decoder, "kinds", ())
+
+    @property
+    def suspect(self) -> str | None:
+        return getattr(self.decoder, "suspect", None)
+
+    def candidate(self) -> Callable[..., None]:
+        if not self.held_out:
+            return resolve(self.name, self.setting)
+        decoder = HELD_OUT[self.name](
+            self.setting.target, self.setting.drafter, num_draft_tokens=self.setting.num_draft_tokens
+        )
+        return lambda ids, mask, finish: decoder.generate(ids, mask, **self.setting.limits, on_finish=finish) and None
+
+
+def cases(runs: int, seed: int) -> Iterator[Case]:
+    names = [(name, False) for name in ("autoregressive", *CORRECT, *FAULTS)] + [(name, True) for name in HELD_OUT]
+    for number in range(runs):
+        draw = random.Random(f"{seed} {number}")
+        name, held_out = names[number % len(names)]
+        family = "gemma3" if name == "short-window" else draw.choice(FAMILIES)
+        target = make_model(family, draw.randrange(1000))
+        draft = make_draft(target, DRAFT_NOISE[family] * draw.choice((0.3, 1, 2)), draw.randrange(1000))
+        batch_size = draw.choice((2, 4, 8))
+        lengths = [draw.randrange(1, 24) for _ in range(batch_size)]
+        eos = draw.sample(range(3, VOCAB_SIZE), 3) if held_out or draw.random() < 0.5 else []
+        setting = Setting(target, ModelDrafter(draft), draw.randrange(2, 7), draw.randrange(16, 33), eos, 0)
+        yield Case(name, held_out, setting, make_prompts(lengths, draw.randrange(1000)), batch_size)
+
+
+def answers_of(case: Case, candidate: Callable[..., None], **options: Any) -> list[Answer]:
+    found: dict[int, Answer] = {}
+
+    def keep(index: int, row: Any, seconds: float) -> None:
+        found[index] = Answer(row.token_ids, seconds, row.drafted, row.accepted)
+
+    decode(candidate, case.setting, case.prompts, case.batch_size, keep, **options)
+    return [found[index] for index in range(len(case.prompts))]
+
+
+def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
+    """Everything that goes into and comes out of the target, and the answers."""
+    setting, seen = case.setting, []
+    run = decoder(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
+    forward = run.target.forward
+
+    def recording(batch: Any, cache: Any, first: int, ids: torch.Tensor, keep: int) -> torch.Tensor:
+        logits = forward(batch, cache, first, ids, keep)
+        masks = [batch.mask(kind, first, ids.shape[1]) for kind in run.target.mask_kinds]
+        positions = batch.position_ids(first, ids.shape[1], batch.max_position)
+        # buffers are written again in the next round
+        seen.extend(x.clone() for x in (ids, positions, *masks, logits))
+        return logits
+
+    run.target.forward = recording
+    rows: dict[int, list[int]] = {}
+    run.generate(
+        *pad_left(case.prompts, 0), **setting.limits, on_finish=lambda row: rows.update({row.index: row.token_ids})
+    )
+    return [*seen, rows]
+
+
+def struck(case: Case) -> tuple[bool, bool]:
+    """Whether the fault changed a forward pass of the target, and whether it changed an answer."""
+    if case.decoder is None or not (case.kinds or case.suspect):
+        return False, False
+    holes = issubclass(case.decoder.batch_type, HoleBatch)
+    *right, right_rows = trace(case, MaskedHoles if holes else EQSpec)
+    *found, found_rows = trace(case, case.decoder)
+    same = len(right) == len(found) and all(torch.equal(a, b) for a, b in zip(right, found))
+    return not same, right_rows != found_rows
+
+
+def run_case(case: Case, scores: Scores) -> dict[str, Any]:
+    passes_differ, answers_differ = struck(case)
+    with ProbedRun(case.setting) as probed:
+        answers = answers_of(case, case.candidate(), probe=probed.target)
+    judge = Judge(case.setting, Oracle(case.setting.target, **case.setting.limits), case.prompts)
+    run = judge.run(Run(case.name, case.batch_size), case.candidate(), answers)
+    violation = probed.target.violation
+    suspect = run.diagnosis[0].name if run.diagnosis else None
+    probe = (
+        bool(case.kinds) and passes_differ,
+        violation is not None,
+        bool(violation and violation.kind in case.kinds),
+    )
+    outputs = (answers_differ, run.mismatches > 0, suspect == case.suspect)
+    scores.probe.add(*probe)
+    scores.outputs.add(*outputs)
+    if case.held_out:
+        scores.held_out_probe.add(*probe)
+        scores.held_out_outputs.add(*outputs)
+    found = {"violation": str(violation) if violation else None, "suspect": suspect, "mismatches": run.mismatches}
+    return {"candidate": case.name, "probe": probe, "outputs": outputs, **found}
+
+
+def main(
+    runs: Annotated[int, typer.Option(min=1, help="Runs, each of one candidate in one setting.")] = 400,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="80 runs.")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+) -> None:
+    """Score the audit; exit status 1 on a false alarm, or on a fault that the probe misses or misnames."""
+    torch.set_num_threads(1)
+    total = 80 if quick else runs
+    scores, records = Scores(), []
+    for case in track(cases(total, seed), total=total, description="runs", disable=not sys.stderr.isatty()):
+        records.append(run_case(case, scores))
+    show(scores, records)
+    if json_path:
+        write_json(json_path, environment(torch.device("cpu")) | {"seed": seed, **asdict(scores), "records": records})
+    probe = scores.probe
+    right = probe.right_diagnosis == probe.faulty and not probe.false_alarms and not scores.outputs.false_alarms
+    raise typer.Exit(int(not right))
+
+
+def show(scores: Scores, records: list[dict[str, Any]]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table("detector", *Score.__dataclass_fields__)
+    for name, score in vars(scores).items():
+        table.add_row(name.replace("_", " "), *map(str, vars(score).values()))
+    console.print(table)
+    by_candidate: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_candidate[record["candidate"]].append(record)
+    table = Table(
+        "candidate", "probe: faulty", "named right", "outputs: faulty", "diagnosed right", "first other finding"
+    )
+    for name, group in by_candidate.items():
+        counts = [
+            f"{sum(all(r[detector]) if right else r[detector][0] for r in group)}"
+            for detector in ("probe", "outputs")
+            for right in (False, True)
+        ]
+        other = next((r["violation"] for r in group if r["violation"] and not all(r["probe"])), "")
+        table.add_row(name, *counts, other[:60])
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
