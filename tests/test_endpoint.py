@@ -166,7 +166,7 @@ def test_the_page_says_what_is_unknown(model, audit, tmp_path, changes, unit):
     with plain.serve() as plain_url, fast.serve() as url:
         status, found, _ = audit(url, f"--endpoint-plain={plain_url}", f"--report={tmp_path / 'report'}")
     page = (tmp_path / "report" / "report.html").read_text()
-    assert status == 1 and "may be near-ties that the server does not let tell" in page and "4 unknown" in page
+    assert status == 1 and "8 of which may be near-ties for all that the server says" in page and "4 unknown" in page
     assert f"audit of {MODEL}" in page and plain_url in page and KEY not in page
     assert ("compared by <b>characters</b>" in page) == ("characters/s" in page) == (unit == "characters")
     for row, prompt in zip(found["runs"][0]["rows"], found["prompts"], strict=True):

@@ -21,7 +21,6 @@ from .setting import Setting
 # rows decoded again for a diagnosis
 _MOST_CONTROLS = 16
 
-
 Finish = Callable[[int, Any], None]
 AnswerBatch = Callable[[Sequence[Any], Finish], None]
 """Continues a batch of prompts and hands over each row with its place in the batch."""
