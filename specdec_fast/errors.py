@@ -7,3 +7,15 @@ class InputError(ValueError):
 
 class UnsupportedModelError(InputError):
     """A model whose cache or attention this package cannot keep correct."""
+
+
+class EndpointError(InputError):
+    """A server that cannot be reached, or answers with something else than a completion.
+
+    Attributes:
+        status: the HTTP status, None without an answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        super().__init__(message)
+        self.status = status

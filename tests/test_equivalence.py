@@ -182,4 +182,4 @@ def test_oracle_ignores_the_models_generation_defaults(model):
 
 def test_no_rows(check):
     report = check.report()
-    assert (report.rows, report.mismatches, report.noise) == ([], 0, 0.0)
+    assert (report.rows, report.mismatches, report.noise) == ([], 0, None)

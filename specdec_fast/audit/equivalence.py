@@ -7,18 +7,26 @@ Partial match
 Near-tie
     a divergence where the oracle's two largest logits lie closer than twice the noise. Noise is the
     largest absolute logit difference, over all rows of the run, between the target's incremental and
-    one-shot batch-1 forwards of the same text.
+    one-shot batch-1 forwards of the same text. Where the gap or the noise is unknown, so is this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .oracle import Oracle
+from .oracle import OracleRow
 
 
-def first_divergence(oracle: Sequence[int], candidate: Sequence[int]) -> int | None:
+class GreedyOracle(Protocol):
+    """What knows the target's own greedy text."""
+
+    def decode(self, prompt: Any, /) -> OracleRow:
+        """The text that continues ``prompt``."""
+
+
+def first_divergence(oracle: Sequence[Hashable], candidate: Sequence[Hashable]) -> int | None:
     """Index of the first token that differs, or of the first that only one side has; None if equal."""
     shared = min(len(oracle), len(candidate))
     for i in range(shared):
@@ -27,12 +35,12 @@ def first_divergence(oracle: Sequence[int], candidate: Sequence[int]) -> int | N
     return None if len(oracle) == len(candidate) else shared
 
 
-def exact_match(oracle: Sequence[int], candidate: Sequence[int]) -> bool:
+def exact_match(oracle: Sequence[Hashable], candidate: Sequence[Hashable]) -> bool:
     """True if both sides have the same tokens."""
     return first_divergence(oracle, candidate) is None
 
 
-def partial_match(oracle: Sequence[int], candidate: Sequence[int]) -> float:
+def partial_match(oracle: Sequence[Hashable], candidate: Sequence[Hashable]) -> float:
     """Share of the oracle's tokens before the first divergence.
 
     A candidate that goes on after the whole oracle has 1.0 and is still no exact match. An empty
@@ -58,16 +66,16 @@ class RowReport:
         exact: the row equals the oracle.
         partial: share of the oracle's tokens before the first divergence.
         first_divergence: token index, None if there is none.
-        near_tie: the divergence is explained by rounding.
-        gap: the oracle's top-2 logit gap where another token was chosen. None without a divergence, and
-            where one side has no token: rounding swaps tokens, it never stops a row early or late.
+        near_tie: the divergence is explained by rounding; None if the oracle does not know.
+        gap: the oracle's top-2 logit gap where another token was chosen. None if it is unknown, without a divergence,
+            and where one side has no token: rounding swaps tokens, it never stops a row early or late.
     """
 
     index: int
     exact: bool
     partial: float
     first_divergence: int | None
-    near_tie: bool
+    near_tie: bool | None
     gap: float | None
 
 
@@ -79,8 +87,8 @@ class Report:
         exact_match: share of rows that equal the oracle.
         partial_match: mean partial match.
         near_ties: divergences explained by rounding.
-        mismatches: all other divergences.
-        noise: logit noise of the run.
+        mismatches: all other divergences, those included that may or may not be near-ties.
+        noise: logit noise of the run, None if the oracle does not know.
         rows: one report per row, in the order added.
     """
 
@@ -88,7 +96,7 @@ class Report:
     partial_match: float
     near_ties: int
     mismatches: int
-    noise: float
+    noise: float | None
     rows: list[RowReport]
 
 
@@ -97,6 +105,7 @@ class _Comparison:
     index: int
     partial: float
     divergence: int | None
+    swapped: bool
     gap: float | None
 
 
@@ -115,21 +124,22 @@ class EquivalenceCheck:
         0
     """
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: GreedyOracle) -> None:
         self._oracle = oracle
-        self._noise = 0.0
+        self._noise: float | None = None
         self._rows: list[_Comparison] = []
 
-    def add(self, index: int, prompt_ids: list[int], token_ids: list[int]) -> None:
+    def add(self, index: int, prompt: Any, token_ids: Sequence[Hashable]) -> None:
         """Compare ``token_ids``, the candidate's new tokens including the EOS that ended them, with the oracle's."""
-        oracle = self._oracle.decode(prompt_ids)
-        self._noise = max(self._noise, oracle.noise)
+        oracle = self._oracle.decode(prompt)
+        if oracle.noise is not None:
+            self._noise = max(self._noise or 0.0, oracle.noise)
         divergence = first_divergence(oracle.token_ids, token_ids)
-        gap = None
+        gap, swapped = None, False
         # rounding swaps tokens, it never stops a row early or late
         if divergence is not None and divergence < min(len(oracle.token_ids), len(token_ids)):
-            gap = oracle.gaps[divergence]
-        self._rows.append(_Comparison(index, partial_match(oracle.token_ids, token_ids), divergence, gap))
+            gap, swapped = oracle.gaps[divergence], True
+        self._rows.append(_Comparison(index, partial_match(oracle.token_ids, token_ids), divergence, swapped, gap))
 
     def report(self) -> Report:
         """Verdict over the rows added so far; near-ties are judged by the noise of all of them."""
@@ -139,12 +149,12 @@ class EquivalenceCheck:
                 exact=row.divergence is None,
                 partial=row.partial,
                 first_divergence=row.divergence,
-                near_tie=is_near_tie(row.gap, self._noise),
+                near_tie=self._is_near_tie(row),
                 gap=row.gap,
             )
             for row in self._rows
         ]
-        near_ties = sum(row.near_tie for row in rows)
+        near_ties = sum(row.near_tie is True for row in rows)
         exact = sum(row.exact for row in rows)
         return Report(
             exact_match=exact / len(rows) if rows else 1.0,
@@ -154,3 +164,10 @@ class EquivalenceCheck:
             noise=self._noise,
             rows=rows,
         )
+
+    def _is_near_tie(self, row: _Comparison) -> bool | None:
+        if not row.swapped:
+            return False
+        if row.gap is None or self._noise is None:
+            return None
+        return is_near_tie(row.gap, self._noise)

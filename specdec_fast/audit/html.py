@@ -88,6 +88,10 @@ class Verdict:
     def mismatches(self) -> int:
         return sum(run.mismatches for run in self.runs)
 
+    @property
+    def undecided(self) -> int:
+        return sum(run.undecided for run in self.runs)
+
 
 def verdicts(runs: Iterable[RunAudit]) -> list[Verdict]:
     """One per candidate, in the order of ``runs``."""
@@ -107,7 +111,7 @@ def facts(run: RunAudit) -> dict[str, str]:
         "first divergence": _range([row.first_divergence for row in diverging if row.first_divergence is not None]),
         "repeated 3-grams afterwards": f"{mean(row.repetition for row in diverging):.1%}",
         "special tokens afterwards": f"{mean(row.special_rate for row in diverging):.1%}",
-        "logit noise": f"{run.noise:.2g}",
+        "logit noise": "unknown" if run.noise is None else f"{run.noise:.2g}",
     }
 
 

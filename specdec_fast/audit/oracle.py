@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,14 @@ class OracleRow:
 
     Attributes:
         token_ids: new tokens, the EOS that ended the row included.
-        gaps: at each of them, by how much its logit leads the second largest.
-        noise: largest logit difference between incremental and one-shot forwards of this text at batch size 1.
+        gaps: at each of them, by how much its logit leads the second largest; None if that is unknown.
+        noise: largest logit difference between incremental and one-shot forwards of this text at batch size 1; None
+            if it is unknown.
     """
 
-    token_ids: list[int]
-    gaps: list[float]
-    noise: float
+    token_ids: list[Any]
+    gaps: Sequence[float | None]
+    noise: float | None
 
 
 class Oracle:

@@ -14,7 +14,7 @@ from .results import ProbeReport
 from .setting import Setting
 
 if TYPE_CHECKING:
-    from .runner import Answer
+    from .compare import Answer
 
 
 class ProbedRun(contextlib.ExitStack):

@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .diagnosis import CANNOT_SHOW, Suspect
 from .probe import Violation
+
+Unit = Literal["token ids", "tokens", "characters"]
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,10 @@ class RowAudit:
         rouge_l: ROUGE-L F1 over tokens.
         repetition: share of repeated 3-grams from the divergence on, 0 without one.
         special_rate: share of special tokens from the divergence on, 0 without one.
-        token_ids: the candidate's new tokens.
+        token_ids: the candidate's new tokens, in the report's unit.
         text: the same as text, special tokens shown.
-        span: the characters of ``text`` that are the first diverging token, as ``[start, end)``; None without one.
+        span: the characters of ``text`` that are the first diverging token, as ``[start, end)``; None without one, or
+            where that is unknown.
         oracle_span: the same of the oracle's text.
     """
 
@@ -30,12 +33,12 @@ class RowAudit:
     exact: bool
     partial: float
     first_divergence: int | None
-    near_tie: bool
+    near_tie: bool | None
     gap: float | None
     rouge_l: float
     repetition: float
     special_rate: float
-    token_ids: list[int]
+    token_ids: list[Any]
     text: str
     span: tuple[int, int] | None = None
     oracle_span: tuple[int, int] | None = None
@@ -69,7 +72,7 @@ class RunAudit:
         partial_match: mean share of the oracle's tokens before the first divergence.
         near_ties: divergences that rounding explains.
         mismatches: all others; the candidate is output-equivalent if there are none.
-        noise: logit noise the near-ties were judged by.
+        noise: logit noise the near-ties were judged by, None if unknown.
         rouge_l: mean ROUGE-L.
         tokens_per_second: new tokens over the seconds of all batches; None if a probe watched.
         rows: one per prompt.
@@ -83,7 +86,7 @@ class RunAudit:
     partial_match: float
     near_ties: int
     mismatches: int
-    noise: float
+    noise: float | None
     rouge_l: float
     tokens_per_second: float | None
     rows: list[RowAudit]
@@ -100,15 +103,20 @@ class RunAudit:
         """Equivalent, and no invariant broken where a probe looked."""
         return self.equivalent and not (self.probe and self.probe.violation)
 
+    @property
+    def undecided(self) -> int:
+        """Mismatches that may be near-ties: the oracle does not say how close its choice was."""
+        return sum(row.near_tie is None for row in self.rows)
+
 
 @dataclass(frozen=True)
 class PromptAudit:
-    """A prompt and what the target alone makes of it."""
+    """A prompt and what the target alone makes of it; a server may not tell the prompt's ``num_tokens``."""
 
     index: int
     prompt: str
-    num_tokens: int
-    oracle_ids: list[int]
+    num_tokens: int | None
+    oracle_ids: list[Any]
     oracle_text: str
 
 
@@ -121,12 +129,14 @@ class AuditReport:
         prompts: in order.
         runs: in the order they were asked for.
         cannot_show: faults that outputs do not show.
+        unit: what was compared; a server may return neither token ids nor tokens.
     """
 
     settings: dict[str, Any]
     prompts: list[PromptAudit]
     runs: list[RunAudit]
     cannot_show: Sequence[str] = CANNOT_SHOW
+    unit: Unit = "token ids"
 
     @property
     def equivalent(self) -> bool:

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 from ..prompts import pad_left
 from ..result import RowResult
 from .candidates import Candidate
+from .compare import Answer, Comparison, Run
 from .diagnosis import Observation, diagnose
-from .equivalence import EquivalenceCheck, RowReport
 from .oracle import Oracle
 from .probe import Probe
 from .replay import replay
 from .results import ProbeReport, RowAudit, RunAudit
 from .setting import Setting
-from .text import repetition, rouge_l, special_rate, token_span
 
 # rows decoded again for a diagnosis
 _MOST_CONTROLS = 16
 
-
-@dataclass(frozen=True)
-class Run:
-    """One candidate at one batch size; consecutive prompts are decoded together."""
-
-    candidate: str
-    batch_size: int
-
-    def __str__(self) -> str:
-        return f"{self.candidate}, B={self.batch_size}"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """New tokens of a row, the seconds from the start of its batch until it was finished, and its drafts if known."""
-
-    token_ids: list[int]
-    seconds: float
-    drafted: int = 0
-    accepted: int = 0
+Finish = Callable[[int, Any], None]
+AnswerBatch = Callable[[Sequence[Any], Finish], None]
+"""Continues a batch of prompts and hands over each row with its place in the batch."""
 
 
 def decode(
@@ -63,20 +46,40 @@ def decode(
         done: prompts that have an answer already.
         probe: told of each batch before it begins.
     """
-    device = setting.target.device
+    in_batches(padded(candidate, setting, probe), prompts, batch_size, on_row, done)
+
+
+def padded(candidate: Candidate, setting: Setting, probe: Probe | None = None) -> AnswerBatch:
+    """A candidate that takes token ids of ragged prompts; ``probe`` is that of :func:`decode`."""
+
+    def answer(prompts: Sequence[list[int]], finish: Finish) -> None:
+        ids, mask = pad_left(prompts, setting.pad_token_id)
+        device = setting.target.device
+        if probe:
+            probe.begin(prompts)
+        candidate(ids.to(device), mask.to(device), lambda row: finish(row.index, row))
+
+    return answer
+
+
+def in_batches(
+    answer: AnswerBatch,
+    prompts: Sequence[Any],
+    batch_size: int,
+    on_row: Callable[[int, Any, float], None],
+    done: Collection[int] = (),
+) -> None:
+    """Answer all batches of consecutive prompts that miss a row; ``on_row`` and ``done`` as in :func:`decode`."""
     for first in range(0, len(prompts), batch_size):
         indices = range(first, min(first + batch_size, len(prompts)))
         if all(index in done for index in indices):
             continue
-        ids, mask = pad_left([prompts[index] for index in indices], setting.pad_token_id)
-        if probe:
-            probe.begin([prompts[index] for index in indices])
         began = time.perf_counter()
 
-        def finish(row: RowResult, indices: range = indices, began: float = began) -> None:
-            on_row(indices[row.index], row, time.perf_counter() - began)
+        def finish(place: int, row: Any, indices: range = indices, began: float = began) -> None:
+            on_row(indices[place], row, time.perf_counter() - began)
 
-        candidate(ids.to(device), mask.to(device), finish)
+        answer([prompts[index] for index in indices], finish)
 
 
 class Judge:
@@ -99,45 +102,18 @@ class Judge:
         to_text: Callable[[list[int]], str] = str,
     ):
         self.setting, self.oracle, self.prompts = setting, oracle, prompts
-        self.special_ids, self.to_text = frozenset(special_ids), to_text
+        self.comparison = Comparison(oracle, prompts, special_ids, to_text)
 
     def run(
         self, run: Run, candidate: Candidate, answers: Sequence[Answer], probe: ProbeReport | None = None
     ) -> RunAudit:
         """Verdict on the answers to all prompts; a candidate that is wrong decodes again what tells suspects apart."""
-        check = EquivalenceCheck(self.oracle)
-        for index, (prompt, answer) in enumerate(zip(self.prompts, answers, strict=True)):
-            check.add(index, prompt, answer.token_ids)
-        report = check.report()
-        rows = [self._row(*row) for row in zip(report.rows, self.prompts, answers, strict=True)]
-        wrong = [row.index for row in rows if not row.exact and not row.near_tie]
-        return RunAudit(
-            candidate=run.candidate,
-            batch_size=run.batch_size,
-            exact_match=report.exact_match,
-            partial_match=report.partial_match,
-            near_ties=report.near_ties,
-            mismatches=report.mismatches,
-            noise=report.noise,
-            rouge_l=sum(row.rouge_l for row in rows) / len(rows),
-            tokens_per_second=None if probe else _rate(answers, run.batch_size),
-            rows=rows,
-            diagnosis=diagnose(self._observe(run, candidate, rows)) if wrong else [],
+        found = self.comparison.run(run, answers)
+        return replace(
+            found,
+            tokens_per_second=None if probe else found.tokens_per_second,
+            diagnosis=[] if found.equivalent else diagnose(self._observe(run, candidate, found.rows)),
             probe=probe,
-        )
-
-    def _row(self, row: RowReport, prompt: list[int], answer: Answer) -> RowAudit:
-        oracle_ids, split = self.oracle.decode(prompt).token_ids, row.first_divergence
-        tail = [] if split is None else answer.token_ids[split:]
-        return RowAudit(
-            **vars(row),
-            rouge_l=rouge_l(oracle_ids, answer.token_ids),
-            repetition=repetition(tail),
-            special_rate=special_rate(tail, self.special_ids),
-            token_ids=answer.token_ids,
-            text=self.to_text(answer.token_ids),
-            span=None if split is None else token_span(answer.token_ids, split, self.to_text),
-            oracle_span=None if split is None else token_span(oracle_ids, split, self.to_text),
         )
 
     def _observe(self, run: Run, candidate: Candidate, rows: Sequence[RowAudit]) -> list[Observation]:
@@ -156,7 +132,7 @@ class Judge:
                 Observation(
                     oracle=self.oracle.decode(prompt).token_ids,
                     candidate=row.token_ids,
-                    near_tie=row.near_tie,
+                    near_tie=row.near_tie is True,
                     padding=max(map(len, batch)) - len(prompt),
                     others=[self.oracle.decode(other).token_ids for other in batch if other is not prompt],
                     blocks=replay(self.setting, prompt) if row.index in wrong else (),
@@ -174,10 +150,3 @@ class Judge:
 
         decode(candidate, self.setting, [self.prompts[index] for index in indices], batch_size, keep)
         return found
-
-
-def _rate(answers: Sequence[Answer], batch_size: int) -> float:
-    batches = [answers[first : first + batch_size] for first in range(0, len(answers), batch_size)]
-    seconds = sum(max(answer.seconds for answer in batch) for batch in batches)
-    tokens = sum(len(answer.token_ids) for answer in answers)
-    return tokens / seconds if seconds else 0.0

@@ -49,7 +49,7 @@ class Pair:
 def pairs(run: RunAudit, prompts: list[PromptAudit]) -> list[Pair]:
     """The rows that diverge, mismatches first."""
     by_index = {prompt.index: prompt for prompt in prompts}
-    diverging = sorted((row for row in run.rows if not row.exact), key=lambda row: (row.near_tie, row.index))
+    diverging = sorted((row for row in run.rows if not row.exact), key=lambda row: (row.near_tie is True, row.index))
     return [_pair(row, by_index[row.index]) for row in diverging]
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import InputError
-from ..journal import Journal, Rows, check_writable, journal_path
+from ..errors import EndpointError, InputError
+from ..journal import Journal, Rows, Settings, check_writable, journal_path
 from ..prompts import Prompt, read
 from . import display
+from .endpoint import EndpointJob
+from .rows import decode_run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from ..audit.candidates import Candidate
+    from ..audit.compare import Run
     from ..audit.probed import ProbedRun
     from ..audit.results import AuditReport, RunAudit
-    from ..audit.runner import Run
-    from ..result import RowResult
 
+_FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat", "probe")
+_FOR_SERVERS = ("endpoint_plain", "model", "logprobs", "timeout")
 _ANSWER = ("token_ids", "seconds", "drafted", "accepted")
 
 
@@ -39,13 +43,18 @@ class Options:
     device: str
     chat: bool | None
     probe: bool
+    endpoint: str | None
+    endpoint_plain: str | None
+    model: str | None
+    timeout: float
+    logprobs: bool
     report: Path | None
     json: Path | None
     resume: bool
 
     @property
     def runs(self) -> list[Run]:
-        from ..audit.runner import Run
+        from ..audit.compare import Run
 
         try:
             sizes = [int(size) for size in self.batch_sizes.split(",")]
@@ -53,7 +62,21 @@ class Options:
             sizes = [0]
         if min(sizes) < 1:
             raise InputError(f"--batch-sizes {self.batch_sizes}: need integers of at least 1, such as 1,4,8")
+        if self.endpoint:
+            from ..audit.endpoint import ORACLE
+
+            return [ORACLE, *(Run("endpoint", size) for size in dict.fromkeys(sizes))]
         return [Run(name, size) for name in dict.fromkeys(self.candidate) for size in dict.fromkeys(sizes)]
+
+    @property
+    def shown(self) -> Settings:
+        """What the findings say of the command line."""
+        unused = _FOR_MODELS if self.endpoint else ("endpoint", *_FOR_SERVERS)
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self).items()
+            if name not in unused
+        }
 
     @property
     def rows_path(self) -> Path | None:
@@ -70,6 +93,7 @@ class Options:
 
 
 def audit(
+    context: typer.Context,
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
     target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="ngram, self:LAYERS, or a model.")] = "ngram",
@@ -89,22 +113,32 @@ def audit(
     probe: Annotated[
         bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
     ] = False,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None,
+    endpoint_plain: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The server's name of the model.")] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer of the server.")] = 300,
+    logprobs: Annotated[bool, typer.Option(help="Ask the server for logprobs, to tell near-ties.")] = True,
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
 ) -> None:
     """Is a batch decoder output-equivalent to its target, and if not, what broke?"""
-    options = Options(**locals())
+    options = Options(**{name: value for name, value in locals().items() if name != "context"})
+    _check_names(context, options)
     runs = options.runs
     prompt_list = read(prompts)
     with _open_rows(options, prompt_list, runs) as rows:
         screen = display.open_display()
         try:
-            findings = _Job(options, prompt_list, runs, rows, screen).run()
-        except KeyboardInterrupt:
+            job = EndpointJob if endpoint else _Job
+            findings = job(options, prompt_list, runs, rows, screen).run()
+        except (KeyboardInterrupt, EndpointError) as stop:
             screen.close()
-            kept = "kept; add --resume to go on" if options.rows_path else "lost; --report or --json would keep them"
-            screen.message(f"stopped: {len(rows.rows)} of {rows.total} rows are done and {kept}")
+            screen.message(_describe_stop(options, rows))
+            if isinstance(stop, EndpointError):
+                raise
             raise typer.Exit(130) from None
         finally:
             screen.close()
@@ -120,12 +154,19 @@ def audit(
     raise typer.Exit(0 if findings.passed else 1)
 
 
-def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
-    from ..models import resolve_device, resolve_dtype
+def _check_names(context: typer.Context, options: Options) -> None:
+    for name in _FOR_MODELS if options.endpoint else _FOR_SERVERS:
+        source = context.get_parameter_source(name)
+        if source and source.name == "COMMANDLINE":
+            reason = "does not go with" if options.endpoint else "needs"
+            raise InputError(f"--{name.replace('_', '-')} {reason} --endpoint")
+    if options.endpoint and not options.model:
+        raise InputError("--endpoint needs --model: the server's name of the model")
 
+
+def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
     total = len(prompts) * len(runs)
-    device = resolve_device(options.device)
-    dtype = resolve_dtype(options.dtype, device)
+    settings = {"runs": [str(run) for run in runs]} | _row_settings(options)
     if options.report:
         options.report.mkdir(parents=True, exist_ok=True)
     outputs = [check_writable(output) for output in options.outputs]
@@ -139,17 +180,38 @@ def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
     if len(set(written)) < len(written):
         raise InputError(f"--json {options.json} is a file of --report {options.report}; choose another place to write")
-    settings = {
-        "runs": [str(run) for run in runs],
+    return Journal(path, prompts * len(runs), settings, resume=options.resume)
+
+
+def _row_settings(options: Options) -> Settings:
+    if options.endpoint:
+        return {
+            "endpoint": options.endpoint,
+            "endpoint_plain": options.endpoint_plain,
+            "model": options.model,
+            "logprobs": options.logprobs,
+            "max_new_tokens": options.max_new_tokens,
+        }
+    from ..models import resolve_device, resolve_dtype
+
+    device = resolve_device(options.device)
+    return {
         "target": options.target,
         "draft": options.draft,
         "num_draft_tokens": options.num_draft_tokens,
         "max_new_tokens": options.max_new_tokens,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(resolve_dtype(options.dtype, device)).removeprefix("torch."),
         "device": device.type,
         "chat": options.chat,
     }
-    return Journal(path, prompts * len(runs), settings, resume=options.resume)
+
+
+def _describe_stop(options: Options, rows: Rows) -> str:
+    done = f"stopped: {len(rows.rows)} of {rows.total} rows are done"
+    if not rows.rows:
+        return done
+    kept = "kept; add --resume to go on" if options.rows_path else "lost; --report or --json would keep them"
+    return f"{done} and {kept}"
 
 
 class _Job:
@@ -182,9 +244,7 @@ class _Job:
             self.work.tokenizer.all_special_ids,
             self.work.tokenizer.decode,
         )
-        self.settings = {
-            key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()
-        } | {"environment": environment(self.work.target.device)}
+        self.settings = options.shown | {"environment": environment(self.work.target.device)}
         self.probe = options.probe
 
     def run(self) -> AuditReport:
@@ -205,35 +265,21 @@ class _Job:
         self.screen.end_of_batch()
 
     def _audit(self, number: int, run: Run, candidate: Candidate) -> RunAudit:
-        from ..audit.runner import Answer
+        from ..audit.compare import Answer
 
-        first, total = number * len(self.prompts), len(self.prompts)
-        done = {index - first for index in self.rows.rows if first <= index < first + total}
-        self.screen.begin(str(run), len(done), total)
-        probe = self._decode(run, candidate, first, done)
-        self.screen.end_of_batch()
-        records = [self.rows.rows[first + index] for index in range(total)]
+        probe = self._decode(number, run, candidate)
+        records = [self.rows.rows[number * len(self.prompts) + index] for index in range(len(self.prompts))]
         answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
         report = probe.report(self.work.encoded, answers) if probe else None
         return self.judge.run(run, candidate, answers, report)
 
-    def _decode(self, run: Run, candidate: Candidate, first: int, done: set[int]) -> ProbedRun | None:
+    def _decode(self, number: int, run: Run, candidate: Candidate) -> ProbedRun | None:
         from ..audit.probed import ProbedRun
-        from ..audit.runner import decode
+        from ..audit.runner import padded
 
-        def keep(index: int, row: RowResult, seconds: float) -> None:
-            if index not in done:
-                done.add(index)
-                record = self.work.record(index, row) | {"index": first + index, "seconds": seconds}
-                self.rows.append(record)
-                self.screen.advance()
-
-        arguments = (candidate, self.setting, self.work.encoded, run.batch_size, keep, done)
-        if not self.probe:
-            decode(*arguments)
-            return None
-        with ProbedRun(self.setting) as probed:
-            decode(*arguments, probe=probed.target)
+        with ProbedRun(self.setting) if self.probe else contextlib.nullcontext() as probed:
+            answer = padded(candidate, self.setting, probed.target if probed else None)
+            decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen)
         return probed
 
     def _report(self, findings: list[RunAudit]) -> AuditReport:

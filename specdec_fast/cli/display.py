@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from ..audit.summary import SUMMARY_WIDTH, summary_table
+
 if TYPE_CHECKING:
     from ..audit.equivalence import Report
     from ..audit.results import AuditReport, RunAudit
@@ -135,35 +137,10 @@ def print_audit(report: AuditReport) -> None:
     """A line per candidate and batch size, never a rate without its verdict; then the evidence."""
     console = Console()
     if not console.is_terminal:
-        console.width = 140
-    table = Table(
-        *(
-            "candidate",
-            "B",
-            "exact",
-            "partial",
-            "near-ties",
-            "mismatches",
-            "ROUGE-L",
-            "tokens/s",
-            "verdict",
-            "diagnosis",
-        )
-    )
-    for run in report.runs:
-        table.add_row(
-            run.candidate,
-            str(run.batch_size),
-            f"{run.exact_match:.1%}",
-            f"{run.partial_match:.1%}",
-            str(run.near_ties),
-            str(run.mismatches),
-            f"{run.rouge_l:.3f}",
-            "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
-            "NOT equivalent" if not run.equivalent else "equivalent" if run.passed else "BROKEN invariant",
-            f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
-        )
-    console.print(table)
+        console.width = SUMMARY_WIDTH
+    console.print(summary_table(report.runs, report.unit))
+    if report.unit != "token ids":
+        print(f"compared by {report.unit}: the server returns no token ids")
     for run in report.runs:
         _print_findings(run)
 

@@ -1,0 +1,58 @@
+"""An audit in a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .results import AuditReport, RowAudit, RunAudit, Unit
+
+SUMMARY_WIDTH = 140
+_SHOWN_ROWS = 5
+
+
+def summary_table(runs: Iterable[RunAudit], unit: Unit = "token ids") -> Table:
+    """A line per candidate and batch size."""
+    rate = "characters/s" if unit == "characters" else "tokens/s"
+    columns = ("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", rate, "verdict", "diagnosis")
+    table = Table(*columns)
+    for run in runs:
+        table.add_row(
+            run.candidate,
+            str(run.batch_size),
+            f"{run.exact_match:.1%}",
+            f"{run.partial_match:.1%}",
+            f"{run.near_ties}, {run.undecided} unknown" if run.undecided else str(run.near_ties),
+            str(run.mismatches),
+            f"{run.rouge_l:.3f}",
+            "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
+            "NOT equivalent" if not run.equivalent else "equivalent" if run.passed else "BROKEN invariant",
+            f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
+        )
+    return table
+
+
+def describe(report: AuditReport) -> str:
+    """The table, and of each run that is not equivalent the first divergences."""
+    console = Console(width=SUMMARY_WIDTH)
+    with console.capture() as capture:
+        console.print(summary_table(report.runs, report.unit))
+    lines = [capture.get().rstrip()]
+    for run in report.runs:
+        mismatches = [row for row in run.rows if not row.exact and not row.near_tie]
+        lines += [_describe_row(run, row, report.prompts[row.index].oracle_ids) for row in mismatches[:_SHOWN_ROWS]]
+        if len(mismatches) > _SHOWN_ROWS:
+            lines.append(f"{run.candidate}, B={run.batch_size}: and {len(mismatches) - _SHOWN_ROWS} more prompts")
+    return "\n".join(lines)
+
+
+def _describe_row(run: RunAudit, row: RowAudit, oracle: Sequence[int]) -> str:
+    at = row.first_divergence
+    assert at is not None
+    found, expected = (tokens[at] if at < len(tokens) else "the end" for tokens in (row.token_ids, oracle))
+    gap = "" if row.gap is None else f", whose logit leads by {row.gap:.2g}"
+    return f"{run.candidate}, B={run.batch_size}, prompt {row.index}: token {at} is {found}, not {expected}{gap}"
