@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class RowView:
         windowed: the same in layers with a sliding window, and its size; None where the model itself sees to that.
         keys, values: per layer ``[H, C, D]``, or None where a layer keeps a window of the columns only.
         logits: ``[N, V]``, of the last N queries.
+        holders: rows that wrote the newest of the cached entries.
     """
 
     slot: int
@@ -36,6 +37,7 @@ class RowView:
     keys: list[Tensor | None]
     values: list[Tensor | None]
     logits: Tensor
+    holders: list[int | None] = field(default_factory=list)
 
     @functools.cached_property
     def queries(self) -> list[int]:

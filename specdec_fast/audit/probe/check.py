@@ -101,6 +101,10 @@ class RowCheck:
         what = f"token {origin.token} computed at position {origin.position}"
         if origin.row != self.row.index:
             return "other_row", f"it holds {what if origin.content else 'padding'} of row {origin.row}"
+        others = [row for row in self.view.holders if row not in (None, self.row.index)]
+        if not origin.content and self.row.index not in self.view.holders and others:
+            # padding looks the same in every row
+            return "other_row", f"it holds padding, as row {others[0]} has here"
         if not origin.content:
             return "visible_padding", "it holds padding"
         in_text = origin.position < len(text) and text[origin.position] == origin.token

@@ -170,9 +170,9 @@ class Probe:
         stay = self._slots if len(self._slots) == len(views) else {}
         scores = []
         for view in views:
-            holders = self._holders(view)
+            view.holders = self._holders(view)
             for row in self.rows:
-                likeness = self._likeness(view, row, holders) + 1.5 * (stay.get(view.slot) == row.index)
+                likeness = self._likeness(view, row) + 1.5 * (stay.get(view.slot) == row.index)
                 scores.append((likeness, -row.index, row, view))
         scores.sort(key=lambda score: score[:2], reverse=True)
         assigned: dict[int, tuple[TrackedRow, RowView]] = {}
@@ -201,16 +201,17 @@ class Probe:
         origins = [next(self._history.find(layer, values[:, c], keys[:, c]), None) for c in view.cached[-3:]]
         return [origin.row if origin else None for origin in origins]
 
-    def _likeness(self, view: RowView, row: TrackedRow, holders: list[int | None]) -> float:
+    def _likeness(self, view: RowView, row: TrackedRow) -> float:
         """How sure it is that a slot belongs to a row: the token it goes on with, and whose entries it holds."""
         tokens = [view.tokens[query] for query in view.queries]
-        if not holders:
+        if not view.holders:
             prompt = row.text[: row.prompt_length]
             aligned = (zip(tokens, row.text), zip(reversed(tokens), reversed(prompt)))
             return max(sum(a == b for a, b in pairs) for pairs in aligned) / max(len(tokens), len(prompt), 1)
-        if not tokens:
-            return 0.0
-        # a fault may break either of them, so all three have a say
-        places = (view.positions[view.queries[0]], len(view.cached))
-        goes_on = sum(0 <= place < len(row.text) and row.text[place] == tokens[0] for place in places)
-        return goes_on + 1.5 * holders.count(row.index) / len(holders)
+        # a fault may break the positions or the mask, so both may tell where the row is
+        places = (view.positions[view.queries[0]], len(view.cached)) if tokens else ()
+        goes_on = [place for place in places if 0 <= place < len(row.text) and row.text[place] == tokens[0]]
+        newest = len(row.text) - 1 in goes_on
+        held = view.holders.count(row.index) / len(view.holders)
+        # a row that ended has most likely left, whatever became of its entries
+        return len(goes_on[:1]) + newest + (0.75 if row.ended else 1.5) * held
