@@ -46,17 +46,15 @@ def decode(
         done: prompts that have an answer already.
         probe: told of each batch before it begins.
     """
-    in_batches(padded(candidate, setting, probe), prompts, batch_size, on_row, done)
+    in_batches(padded(candidate, setting), prompts, batch_size, on_row, done, probe.begin if probe else None)
 
 
-def padded(candidate: Candidate, setting: Setting, probe: Probe | None = None) -> AnswerBatch:
-    """A candidate that takes token ids of ragged prompts; ``probe`` is that of :func:`decode`."""
+def padded(candidate: Candidate, setting: Setting) -> AnswerBatch:
+    """A candidate that takes token ids of ragged prompts."""
 
     def answer(prompts: Sequence[list[int]], finish: Finish) -> None:
         ids, mask = pad_left(prompts, setting.pad_token_id)
         device = setting.target.device
-        if probe:
-            probe.begin(prompts)
         candidate(ids.to(device), mask.to(device), lambda row: finish(row.index, row))
 
     return answer
@@ -68,18 +66,26 @@ def in_batches(
     batch_size: int,
     on_row: Callable[[int, Any, float], None],
     done: Collection[int] = (),
+    on_batch: Callable[[Sequence[Any], int], None] | None = None,
 ) -> None:
-    """Answer all batches of consecutive prompts that miss a row; ``on_row`` and ``done`` as in :func:`decode`."""
+    """Answer all batches of consecutive prompts that miss a row.
+
+    ``on_row`` and ``done`` are those of :func:`decode`; ``on_batch`` is told the prompts of a batch, and the index of
+    the first, before it begins.
+    """
     for first in range(0, len(prompts), batch_size):
         indices = range(first, min(first + batch_size, len(prompts)))
         if all(index in done for index in indices):
             continue
+        batch = [prompts[index] for index in indices]
+        if on_batch:
+            on_batch(batch, first)
         began = time.perf_counter()
 
         def finish(place: int, row: Any, indices: range = indices, began: float = began) -> None:
             on_row(indices[place], row, time.perf_counter() - began)
 
-        answer([prompts[index] for index in indices], finish)
+        answer(batch, finish)
 
 
 class Judge:

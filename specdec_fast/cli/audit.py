@@ -278,8 +278,8 @@ class _Job:
         from ..audit.runner import padded
 
         with ProbedRun(self.setting) if self.probe else contextlib.nullcontext() as probed:
-            answer = padded(candidate, self.setting, probed.target if probed else None)
-            decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen)
+            answer, begin = padded(candidate, self.setting), probed.target.begin if probed else None
+            decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen, begin)
         return probed
 
     def _report(self, findings: list[RunAudit]) -> AuditReport:

@@ -21,6 +21,7 @@ def decode_run(
     record: Callable[[int, Any], Row],
     rows: Rows,
     screen: Display,
+    on_batch: Callable[[Sequence[Any], int], None] | None = None,
 ) -> None:
     """Decode what run ``number`` of an audit misses.
 
@@ -32,6 +33,7 @@ def decode_run(
         record: a row as it is kept, from the index of its prompt and what ``answer`` handed over.
         rows: where it is kept.
         screen: shows the progress.
+        on_batch: told the prompts of a batch and the index of the first, before it begins.
     """
     from ..audit.runner import in_batches
 
@@ -45,5 +47,5 @@ def decode_run(
             screen.advance()
 
     screen.begin(str(run), len(done), len(prompts))
-    in_batches(answer, prompts, run.batch_size, keep, done)
+    in_batches(answer, prompts, run.batch_size, keep, done, on_batch)
     screen.end_of_batch()

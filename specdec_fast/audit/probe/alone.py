@@ -17,26 +17,29 @@ class AloneRow:
     Args:
         forward: runs ``input_ids`` ``[1, Q]`` through the model and its cache.
         device: of the model.
+
+    Attributes:
+        text: what is covered so far.
     """
 
     def __init__(self, forward: Forward, device: torch.device):
         self._forward, self._device = forward, device
-        self._text: list[int] = []
+        self.text: list[int] = []
         self._cache = DynamicCache()
 
     def extend(self, text: Sequence[int]) -> None:
         """Make sure that ``text`` is covered; begins anew where it is no continuation."""
         text = list(text)
-        if len(text) <= len(self._text):
-            if self._text[: len(text)] == text:
+        if len(text) <= len(self.text):
+            if self.text[: len(text)] == text:
                 return
-            self._text = []
-        elif text[: len(self._text)] != self._text:
-            self._text = []
-        if not self._text:
+            self.text = []
+        elif text[: len(self.text)] != self.text:
+            self.text = []
+        if not self.text:
             self._cache = DynamicCache()
-        self._forward(torch.tensor([text[len(self._text) :]], device=self._device), self._cache)
-        self._text = text
+        self._forward(torch.tensor([text[len(self.text) :]], device=self._device), self._cache)
+        self.text = text
 
     def entry(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer: ``[H, N, D]`` each, N the length of the text."""

@@ -43,8 +43,10 @@ class RowCheck:
             return self._entries() or inputs
         return inputs
 
-    def _violation(self, kind: Kind, layer: int | None, column: int, position: int, detail: str) -> Violation:
-        return Violation(kind, self.round, self.row.index, layer, column, position, detail)
+    def _violation(
+        self, kind: Kind, layer: int | None, column: int, position: int, detail: str, token: int | None = None
+    ) -> Violation:
+        return Violation(kind, self.round, self.row.index, layer, column, position, detail, token)
 
     def _entries(self) -> Violation | None:
         known = min(len(self.cached), len(self.row.text))
@@ -76,8 +78,8 @@ class RowCheck:
         key, value = keys[:, column], values[:, column]
         expected = text[position] if position < len(text) else None
 
-        def violation(kind: Kind, detail: str) -> Violation:
-            return self._violation(kind, layer, column, position, detail)
+        def violation(kind: Kind, detail: str, token: int | None = None) -> Violation:
+            return self._violation(kind, layer, column, position, detail, token)
 
         origins = list(self.history.find(layer, value, key))
         if not origins:
@@ -85,28 +87,31 @@ class RowCheck:
                 return violation("wrong_kv", "its entry is not finite")
             if not value.any():
                 return violation("visible_padding", "a column is seen whose entry is all zeros")
-            if any(origin.token == expected for origin in self.history.find(layer, value)):
+            right_value = any(origin.token == expected for origin in self.history.find(layer, value))
+            if right_value and layer == self._first_layer:
                 return violation("wrong_position", f"token {expected} with a key that no query wrote")
             return violation("wrong_kv", "its entry is none that a query wrote")
         own = [origin for origin in origins if origin.row == self.row.index]
         if any(origin.token == expected and origin.position == position for origin in own):
             return violation("wrong_kv", f"token {expected} at position {position} was computed in another context")
-        kind, detail = self._explain_origin((own or origins)[0], position, expected, layer)
+        origin = (own or origins)[0]
+        kind, detail = self._explain_origin(origin, position, expected, layer)
         if layer > self._first_layer:
             return violation("wrong_kv", f"right in the layers below, but here {detail}")
-        return violation(kind, detail)
+        return violation(kind, detail, origin.token)
 
     def _explain_origin(self, origin: Origin, position: int, expected: int | None, layer: int) -> tuple[Kind, str]:
         text = self.row.text
         what = f"token {origin.token} computed at position {origin.position}"
-        if origin.row != self.row.index:
-            return "other_row", f"it holds {what if origin.content else 'padding'} of row {origin.row}"
+        # equal tokens at equal positions look the same in every row, so the newest entries tell whose slot it is
         others = [row for row in self.view.holders if row not in (None, self.row.index)]
-        if not origin.content and self.row.index not in self.view.holders and others:
-            # padding looks the same in every row
-            return "other_row", f"it holds padding, as row {others[0]} has here"
+        if origin.row != self.row.index or (others and self.row.index not in self.view.holders):
+            other = origin.row if origin.row != self.row.index else others[0]
+            return "other_row", f"it holds {what if origin.content else 'padding'}, as row {other} has it"
         if not origin.content:
             return "visible_padding", "it holds padding"
+        if self._leading_surplus(position):
+            return "visible_padding", f"columns before the row's first are seen, where {what} was left behind"
         in_text = origin.position < len(text) and text[origin.position] == origin.token
         if in_text and origin.position < position and self._same_entry(origin.position, position, layer):
             return "duplicated_token", f"{what} is there a second time"
@@ -117,6 +122,17 @@ class RowCheck:
         if self.queries and expected not in (None, self.view.tokens[self.queries[0]]):
             return "wrong_token", f"{what}: a draft that the target rejects was accepted"
         return "kept_rejected_token", f"{what} is not part of the text"
+
+    def _leading_surplus(self, position: int) -> bool:
+        """True if the row's whole text follows some columns that do not belong to it."""
+        text, first = self.row.text, self.view.positions[self.queries[0]] if self.queries else -1
+        surplus = len(self.cached) - first
+        keys = self.view.keys[self._first_layer]
+        if not (surplus > 0 and position <= surplus < len(self.cached) and 0 < first < len(text)) or keys is None:
+            return False
+        own_keys, _ = self.row.alone.entry(self._first_layer)
+        columns = torch.tensor(self.cached[surplus:], device=keys.device)
+        return not _differs(keys[:, columns], own_keys[:, :first]).any()
 
     def _same_entry(self, a: int, b: int, layer: int) -> bool:
         values = self.view.values[layer]
@@ -152,6 +168,10 @@ class RowCheck:
         for offset, query in enumerate(self.queries):
             position, given = len(self.cached) + offset, self.view.positions[query]
             if given != position:
+                text, token = self.row.text, self.view.tokens[query]
+                if offset == 0 and position < given < len(text) and text[given] == token and text[position] == token:
+                    # equal tokens in a row: the text alone does not show that one of them is missing
+                    return self._violation("lost_token", None, self.view.columns[query], position, "a token is missing")
                 detail = f"position ID {given} after {position} tokens"
                 return self._violation("wrong_position", None, self.view.columns[query], position, detail)
         return None

@@ -84,12 +84,12 @@ class Probe:
         """The first violation of all."""
         return self.violations[0] if self.violations else None
 
-    def begin(self, prompts: Sequence[Sequence[int]]) -> None:
-        """A batch begins, with these prompts.
+    def begin(self, prompts: Sequence[Sequence[int]], first: int = 0) -> None:
+        """A batch begins, with these prompts; its rows are numbered from ``first`` on.
 
         Without this call a batch begins with each forward on an empty cache, and its prompts are what the mask shows.
         """
-        self.rows: list[TrackedRow] = [self._new_row(i, list(prompt)) for i, prompt in enumerate(prompts)]
+        self.rows: list[TrackedRow] = [self._new_row(first + i, list(prompt)) for i, prompt in enumerate(prompts)]
         self.round = 0
         self._announced = bool(prompts)
         self._history = History()
@@ -146,7 +146,8 @@ class Probe:
 
     def _follow_target(self, target: Probe) -> None:
         if self._followed is not target._history:
-            self.begin([row.text[: row.prompt_length] for row in target.rows])
+            prompts = [row.text[: row.prompt_length] for row in target.rows]
+            self.begin(prompts, target.rows[0].index if target.rows else 0)
             self._followed, self._seen = target._history, -1
         if self._seen != target.round:
             for own, row in zip(self.rows, target.rows, strict=True):

@@ -31,11 +31,12 @@ class Violation:
             ``wrong_kv``: token and position are right, but the entry is not what the model computes for them.
             ``wrong_mask``: a query sees its own future, or not all of its row.
         round: forward passes since the batch began; 0 is the first.
-        row: the row's number in the batch as it began.
+        row: the row's number, as the batch began.
         layer: None where the inputs of the forward are wrong already.
         column: of the keys that attention was given.
         position: content position of the token concerned.
         detail: the finding in words.
+        token: what was found there, if it is a token.
     """
 
     kind: Kind
@@ -45,6 +46,7 @@ class Violation:
     column: int
     position: int
     detail: str
+    token: int | None = None
 
     def __str__(self) -> str:
         layer = "inputs" if self.layer is None else f"layer {self.layer}"
