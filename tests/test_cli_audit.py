@@ -57,6 +57,22 @@ def test_verdicts_and_exit_status(command, tmp_path, capsys):
     assert row["token_ids"][: row["first_divergence"]] == oracle[: row["first_divergence"]]
 
 
+def test_the_probe_names_the_first_violation_by_prompt(command, tmp_path, capsys):
+    path = tmp_path / "audit.json"
+    options = ["--probe", "--candidate=eqspec", "--candidate=position-offset", "--candidate=rejected-kept"]
+    assert main([*command, "--batch-sizes=3", *options, f"--json={path}"]) == 1
+    shown = capsys.readouterr().out
+    assert "eqspec, B=3, probe: no violation" in shown and "BROKEN invariant" in shown and "probed" in shown
+    clean, offset, kept = json.loads(path.read_text())["runs"]
+    assert clean["probe"]["violation"] is None and clean["probe"]["checked"] > 3
+    assert clean["probe"]["accepted"] == clean["probe"]["accepted_alone"]
+    assert clean["tokens_per_second"] is None, "a rate under a probe means nothing"
+    assert offset["mismatches"] == 0 and offset["probe"]["violation"]["kind"] == "wrong_position"
+    found = kept["probe"]["violation"]
+    assert found["kind"] == "kept_rejected_token" and 0 <= found["row"] < NUM_PROMPTS
+    assert {suspect["name"] for suspect in kept["diagnosis"]} >= {"kv_cache"}
+
+
 def test_the_oracle_is_decoded_once(command, monkeypatch):
     seen, decode = [], Oracle._decode
     monkeypatch.setattr(Oracle, "_decode", lambda self, ids: seen.append(ids) or decode(self, ids))
