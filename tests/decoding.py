@@ -48,12 +48,13 @@ def decode(
     k: int,
     max_new_tokens: int = 24,
     eos: int | list[int] | None = None,
+    layout: str = "padded",
     into: Comparison | None = None,
 ) -> Comparison:
     """Decode ``prompts`` as one batch and compare each row with batch-1 greedy ``generate``."""
     comparison = into or Comparison()
     input_ids, attention_mask = left_pad(prompts, 0)
-    result = EQSpec(model, drafter, num_draft_tokens=k).generate(
+    result = EQSpec(model, drafter, num_draft_tokens=k, layout=layout).generate(
         input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=[] if eos is None else eos
     )
     comparison.add(model, prompts, result, max_new_tokens, eos)
