@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from decoding import Comparison, decode
+from decoding import Comparison, decode, plant_in_attention
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
 from specdec_fast import ModelDrafter, ops, padded, reference
 from specdec_fast.acceptance import GreedyAcceptance
 from specdec_fast.layouts import LAYOUTS
-from specdec_fast.ragged import Segment, attention, model
+from specdec_fast.ragged import Segment, model
 
 
 def wrong_rows(layout: str) -> int:
@@ -88,24 +88,17 @@ def rejected_entry_not_overwritten(monkeypatch):
 
 def drafts_see_each_other(monkeypatch):
     """Every query of a row sees the whole segment."""
-    right = attention.ragged_attention
-
-    def seeing(query, keys, values, segments, *rest):
-        after = [Segment(s.slot, s.end - 1, 1) for s in segments for _ in range(s.size)]
-        return right(query, keys, values, after, *rest)
-
-    monkeypatch.setattr(attention, "ragged_attention", seeing)
+    plant_in_attention(
+        monkeypatch, lambda segments: [Segment(s.slot, s.end - 1, 1) for s in segments for _ in range(s.size)]
+    )
 
 
 def rows_swap_slots(monkeypatch):
     """Attention of each row reads its neighbour's KV."""
-    right = attention.ragged_attention
-
-    def swapped(query, keys, values, segments, *rest):
-        slots = [s.slot for s in segments]
-        return right(query, keys, values, [s._replace(slot=t) for s, t in zip(segments, slots[1:] + slots[:1])], *rest)
-
-    monkeypatch.setattr(attention, "ragged_attention", swapped)
+    plant_in_attention(
+        monkeypatch,
+        lambda segments: [s._replace(slot=t.slot) for s, t in zip(segments, segments[1:] + segments[:1])],
+    )
 
 
 PLANTS = {

@@ -5,12 +5,13 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from decoding import plant_in_attention
 from tiny_models import greedy_oracle, make_model, make_prompts
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS
-from specdec_fast.ragged import Packing, Segment, attention
+from specdec_fast.ragged import Packing, attention
 
 TINY = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -156,25 +157,18 @@ def wrong_positions(monkeypatch):
     monkeypatch.setattr(Packing, "__init__", skewed)
 
 
-def wrong_attention(monkeypatch, change):
+def no_causality(monkeypatch):
+    plant_in_attention(monkeypatch, lambda segments: [s._replace(start=s.start + 1) for s in segments])
+
+
+def no_window(monkeypatch):
     right = attention.ragged_attention
-    monkeypatch.setattr(attention, "ragged_attention", lambda *args: right(*change(*args)))
-
-
-def no_window(query, keys, values, segments, scale, window, *rest):
-    return query, keys, values, segments, scale, None, *rest
-
-
-def no_causality(query, keys, values, segments, scale, *rest):
-    return query, keys, values, [Segment(s.slot, s.start + 1, s.size) for s in segments], scale, *rest
+    monkeypatch.setattr(attention, "ragged_attention", lambda *args: right(*args[:5], None, *args[6:]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_wrong_position_or_attention_is_refused_by_the_ragged_layout(family, monkeypatch):
-    plants = [wrong_positions, partial(wrong_attention, change=no_causality)]
-    if family == "gemma3":
-        plants.append(partial(wrong_attention, change=no_window))
-    for plant in plants:
+    for plant in (wrong_positions, no_causality, *([no_window] if family == "gemma3" else [])):
         with monkeypatch.context() as patch:
             plant(patch)
             with pytest.raises(UnsupportedModelError, match="self-check of the ragged layout"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import InputError
 
@@ -34,12 +35,14 @@ class Packing:
         row_of, position_of: ``[N]`` int64, slot and position of each token.
         next_row, next_position: ``[S]`` int64, slot and position of the token after each segment.
         kept: int64 indices of the tokens whose logits are wanted, or ``None`` for all of them.
+        masks: what attention prepared in the first layer for those after it.
     """
 
     def __init__(self, segments: Sequence[Segment], keep: Sequence[int], device: torch.device):
         if len({s.slot for s in segments}) != len(segments) or any(s.size < 1 for s in segments):
             raise InputError(f"segments={segments}: need at least one token each, and one segment for a slot")
         self.segments = segments
+        self.masks: dict[Hashable, Tensor] = {}
         rows = [s.slot for s in segments for _ in range(s.size)]
         positions = [p for s in segments for p in range(s.start, s.end)]
         ends = accumulate(s.size for s in segments)
