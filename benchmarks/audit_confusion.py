@@ -134,23 +134,21 @@ def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
     """Everything that goes into and comes out of the target, and the answers."""
     setting, seen = case.setting, []
     run = decoder(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
-    forward = run.target.forward
 
-    def recording(batch: Any, cache: Any, first: int, ids: torch.Tensor, keep: int) -> torch.Tensor:
-        logits = forward(batch, cache, first, ids, keep)
-        if selfcheck.running.get():
-            return logits
-        masks = [batch.mask(kind, first, ids.shape[1]) for kind in run.target.mask_kinds]
-        positions = batch.position_ids(first, ids.shape[1], batch.max_position)
-        # buffers are written again in the next round
-        seen.extend(x.clone() for x in (ids, positions, *masks, logits))
-        return logits
+    def record(_: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        masks = kwargs["attention_mask"]
+        masks = masks.values() if isinstance(masks, dict) else [masks]
+        if not selfcheck.running.get():
+            # buffers are written again in the next round
+            seen.extend(x.clone() for x in (kwargs["input_ids"], kwargs["position_ids"], *masks, output.logits))
 
-    run.target.forward = recording
     rows: dict[int, list[int]] = {}
-    run.generate(
-        *pad_left(case.prompts, 0), **setting.limits, on_finish=lambda row: rows.update({row.index: row.token_ids})
-    )
+    hook = setting.target.register_forward_hook(record, with_kwargs=True)
+    try:
+        batch = pad_left(case.prompts, 0)
+        run.generate(*batch, **setting.limits, on_finish=lambda row: rows.update({row.index: row.token_ids}))
+    finally:
+        hook.remove()
     return [*seen, rows]
 
 
@@ -158,7 +156,7 @@ def struck(case: Case) -> tuple[bool, bool]:
     """Whether the fault changed a forward pass of the target, and whether it changed an answer."""
     if case.decoder is None or not (case.kinds or case.suspects):
         return False, False
-    holes = issubclass(case.decoder.batch_type, HoleBatch)
+    holes = issubclass(case.decoder.batch_type or EQSpec, HoleBatch)
     *right, right_rows = trace(case, MaskedHoles if holes else EQSpec)
     *found, found_rows = trace(case, case.decoder)
     # a run that ends early has made no pass that is wrong

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from .errors import UnsupportedModelError
 
@@ -47,9 +48,14 @@ def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
-def model_traits(model: PreTrainedModel) -> ModelTraits:
-    """Read a model's traits, or raise :class:`UnsupportedModelError` naming why it cannot be served."""
+def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTraits:
+    """Read a model's traits, or raise :class:`UnsupportedModelError` naming why it cannot be served.
+
+    With a ``layout`` (``"padded"`` or ``"ragged"``), also why that layout cannot serve it.
+    """
     _refuse_unsupported(model)
+    if layout is not None:
+        _REFUSALS[layout](model)
     config = text_config(model)
     kinds = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None)
@@ -89,26 +95,80 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
         )
-    attention = config._attn_implementation
+
+
+def _refuse_maskless(model: PreTrainedModel) -> None:
+    attention = text_config(model)._attn_implementation
     if attention not in _ATTENTION:
         raise UnsupportedModelError(
-            f"{name} uses attn_implementation={attention!r}, which takes no 4D mask; "
+            f"{type(model).__name__} uses attn_implementation={attention!r}, which takes no 4D mask; "
             f"call model.set_attn_implementation with one of {', '.join(_ATTENTION)}"
         )
 
 
-def call(model: PreTrainedModel, traits: ModelTraits, cache, input_ids, position_ids, masks, keep: int) -> torch.Tensor:
-    """Forward pass over ``input_ids`` ``[B, Q]``; returns the logits of the last ``keep`` columns."""
+def _refuse_fixed_attention(model: PreTrainedModel) -> None:
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not take its attention function from AttentionInterface, which the ragged "
+            "layout needs; use layout='padded'"
+        )
+
+
+_REFUSALS = {"padded": _refuse_maskless, "ragged": _refuse_fixed_attention}
+
+
+def register_attention(name: str, function: Callable) -> None:
+    """Make ``function`` known as an attention implementation that takes no mask: transformers then builds none."""
+    AttentionInterface.register(name, function)
+
+
+def attention_configs(model: PreTrainedModel) -> list:
+    """Every config object that a module of ``model`` reads its attention implementation from."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
+
+
+@contextmanager
+def attention_set(configs: list, name: str) -> Iterator[None]:
+    """Run with another attention implementation, and put the former one back."""
+    former = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            # the public setter would also reach sub-configs, whose own value is then lost
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, own in zip(configs, former, strict=True):
+            config._attn_implementation_internal = own
+
+
+def call(
+    model: PreTrainedModel,
+    traits: ModelTraits,
+    cache,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    masks: dict[str, torch.Tensor] | None,
+    keep: int | torch.Tensor,
+) -> torch.Tensor:
+    """Forward pass over ``input_ids`` ``[B, Q]``.
+
+    Args:
+        masks: 4D masks by kind, or ``None`` where attention takes none.
+        keep: trailing columns whose logits are returned, 0 for all, or the indices of columns.
+    """
     extra = {"logits_to_keep": keep} if traits.logits_to_keep else {}
     output = model(
         input_ids=input_ids,
         position_ids=position_ids,
-        attention_mask=masks if traits.mask_per_kind else next(iter(masks.values())),
+        attention_mask=masks if masks is None or traits.mask_per_kind else next(iter(masks.values())),
         use_cache=True,
         **{traits.cache_argument: cache},
         **extra,
     )
-    return output.logits[:, -keep:]
+    if isinstance(keep, int):
+        return output.logits[:, -keep:]
+    return output.logits if traits.logits_to_keep else output.logits[:, keep]
 
 
 def one_shot_logits(model: PreTrainedModel, text: torch.Tensor, keep: int) -> torch.Tensor:

@@ -13,22 +13,24 @@ from transformers import PreTrainedModel
 
 from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
+from .batch import Batch
 from .drafters import Drafter, Drafts, ModelDrafter
 from .errors import InputError
-from .padded import PaddedBatch, PaddedModel
+from .layouts import LAYOUTS
 from .result import GenerationResult, GenerationStats, RowResult
 from .selfcheck import self_check
 from .timing import StageClock
 
 
 class EQSpec:
-    """Batch speculative decoding on a padded KV cache.
+    """Batch speculative decoding, equal to the target's own greedy decoding row by row.
 
     Args:
         target: any Hugging Face causal LM with attention layers only.
         draft: a :class:`~specdec_fast.drafters.Drafter`, or a draft model.
         num_draft_tokens: most drafts per row and round (K).
-        layout: ``"padded"``.
+        layout: where rows keep their KV. ``"padded"``: rows share a right edge and are realigned every round.
+            ``"ragged"``: every row has a length of its own, nothing moves, and only real tokens are computed.
         acceptance: how drafts are judged; greedy by default.
 
     Raises:
@@ -40,7 +42,8 @@ class EQSpec:
         >>> tokenizer.batch_decode(result.sequences, skip_special_tokens=True)
     """
 
-    batch_type = PaddedBatch
+    batch_type: type[Batch] | None = None
+    """What keeps the rows, in place of that of ``layout``."""
 
     def __init__(
         self,
@@ -53,9 +56,10 @@ class EQSpec:
     ):
         if not isinstance(num_draft_tokens, int) or num_draft_tokens < 1:
             raise InputError(f"num_draft_tokens={num_draft_tokens!r}: need an integer of at least 1")
-        if layout != "padded":
-            raise InputError(f"layout={layout!r}: supported is 'padded'")
-        self.target = PaddedModel(target)
+        if layout not in LAYOUTS:
+            raise InputError(f"layout={layout!r}: accepted are {', '.join(map(repr, LAYOUTS))}")
+        self.open_batch: type[Batch] = type(self).batch_type or LAYOUTS[layout]
+        self.target, self.traits = target, compat.model_traits(target, layout)
         self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
         self.drafter.check(target)
         self.num_draft_tokens = num_draft_tokens
@@ -99,8 +103,8 @@ class EQSpec:
         """
         began = time.perf_counter()
         lengths = self._check_input(input_ids, attention_mask, max_new_tokens)
-        stop_ids = compat.eos_ids(self.target.model, eos_token_id)
-        self_check(self.target, max(lengths) + max_new_tokens)
+        stop_ids = compat.eos_ids(self.target, eos_token_id)
+        self_check(self.target, self.open_batch.layout, max(lengths) + max_new_tokens)
         prompts = [ids[-n:] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
         run = _Run(self, input_ids, prompts, max_new_tokens, stop_ids)
         run.on_finish = on_finish
@@ -113,7 +117,7 @@ class EQSpec:
         run.stats.stage_seconds = run.clock.seconds()
         run.stats.bytes_moved = run.batch.bytes_moved
         run.stats.seconds = time.perf_counter() - began
-        pad = compat.pad_id(self.target.model, pad_token_id, stop_ids)
+        pad = compat.pad_id(self.target, pad_token_id, stop_ids)
         width = max(len(row.result.token_ids) for row in run.rows)
         new = [row.result.token_ids + [pad] * (width - len(row.result.token_ids)) for row in run.rows]
         sequences = torch.cat([input_ids, input_ids.new_tensor(new)], 1)
@@ -127,8 +131,8 @@ class EQSpec:
             raise InputError(
                 f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens], neither 0"
             )
-        if input_ids.device != self.target.model.device:
-            raise InputError(f"input_ids is on {input_ids.device}, the target on {self.target.model.device}")
+        if input_ids.device != self.target.device:
+            raise InputError(f"input_ids is on {input_ids.device}, the target on {self.target.device}")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if mask.shape != input_ids.shape:
             raise InputError(
@@ -137,10 +141,10 @@ class EQSpec:
         visible = mask.bool()
         lengths = visible.sum(1)
         left_padded = visible == (torch.arange(mask.shape[1], device=mask.device) >= mask.shape[1] - lengths[:, None])
-        size = compat.text_config(self.target.model).vocab_size
+        size = compat.text_config(self.target).vocab_size
         known = ((input_ids >= 0) & (input_ids < size)) | ~visible
         facts = torch.stack([lengths, left_padded.all(1).long(), known.all(1).long()], 1).tolist()
-        context = self.target.traits.max_position + 1
+        context = self.traits.max_position + 1
         for row, (length, is_left_padded, is_known) in enumerate(facts):
             if length == 0:
                 raise InputError(f"row {row} of attention_mask is all zeros; an empty prompt cannot be continued")
@@ -176,13 +180,13 @@ class _Run:
         # a round commits its drafts and a bonus, so more could never be used
         self.num_draft_tokens = min(decoder.num_draft_tokens, max(1, max_new_tokens - 1))
         lengths = list(map(len, prompts))
-        max_position = decoder.target.traits.max_position
-        self.batch = decoder.batch_type(
+        max_position = decoder.traits.max_position
+        self.batch = decoder.open_batch(
             input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position
         )
-        self.cache = self.batch.attach(decoder.target)
+        self.target = self.batch.follow(decoder.target)
         self.drafting = decoder.drafter.begin(self.batch, max(lengths) + max_new_tokens)
-        self.vocab_size = compat.text_config(decoder.target.model).vocab_size
+        self.vocab_size = compat.text_config(decoder.target).vocab_size
         self.rows = [_Row(prompt, max_new_tokens, RowResult(i, len(prompt))) for i, prompt in enumerate(prompts)]
         self.active = list(self.rows)
         self.clock = StageClock(input_ids.device)
@@ -194,24 +198,20 @@ class _Run:
         """Every row gains its first token; no draft takes part."""
         batch = self.batch
         batch.open_round(0)
-        first = batch.first_column
-        nothing = Drafts(batch.tokens.new_zeros(len(batch), 0), [0] * len(batch))
-        self._verify_and_commit(first, batch.tokens[: len(batch), first : batch.end], nothing)
+        self._verify_and_commit(Drafts(batch.tokens.new_zeros(len(batch), 0), [0] * len(batch)))
         self._report_finished()
 
     def round(self) -> None:
         """Draft, verify, accept, commit, stop."""
-        batch = self.batch
         limits = [min(self.num_draft_tokens, row.remaining - 1) for row in self.active]
-        batch.open_round(max(limits))
+        self.batch.open_round(max(limits))
         with self.clock.stage("draft"):
             texts = [(row.result.index, row.text) for row in self.active]
             drafts = self._checked(self.drafting.draft(texts, limits), limits)
-        last = batch.tokens[: len(batch), batch.end - 1 : batch.end]
         self.stats.rounds += 1
         self.stats.host_reads += 1
         rows = self.active
-        n_accepted = self._verify_and_commit(batch.end - 1, torch.cat([last, drafts.ids], 1), drafts)
+        n_accepted = self._verify_and_commit(drafts)
         for row, drafted, accepted in zip(rows, drafts.counts, n_accepted, strict=True):
             row.result.rounds += 1
             row.result.drafted += drafted
@@ -223,14 +223,13 @@ class _Run:
         self.stats.accepted += sum(n_accepted)
         self._report_finished()
 
-    def _verify_and_commit(self, first: int, input_ids: Tensor, drafts: Drafts) -> list[int]:
+    def _verify_and_commit(self, drafts: Drafts) -> list[int]:
         """Accepted drafts of each row that was active when the round began."""
         batch, clock = self.batch, self.clock
         with clock.stage("verify"):
-            keep = drafts.ids.shape[1] + 1
-            logits = self.decoder.target.forward(batch, self.cache, first, input_ids, keep)
+            logits = self.target.verify(*drafts)
         with clock.stage("accept"):
-            limit = torch.tensor(drafts.counts, device=input_ids.device)
+            limit = torch.tensor(drafts.counts, device=batch.device)
             target_ids, n_accepted = self.decoder.acceptance(drafts.ids, limit, logits)
         with clock.stage("commit"):
             # the one device-to-host copy of a round
@@ -249,11 +248,11 @@ class _Run:
         name = type(self.decoder.drafter).__name__
         if len(counts) != len(limits) or not all(0 <= n <= limit for n, limit in zip(counts, limits, strict=True)):
             raise InputError(f"{name} drafted {counts} tokens; need 0 to {limits}")
-        width, tokens = max(counts), self.batch.tokens
+        width, device = max(counts), self.batch.device
         if ids.dim() != 2 or len(ids) != len(limits) or ids.shape[1] < width or ids.dtype != torch.int64:
             raise InputError(f"{name} drafted ids {ids.dtype} {list(ids.shape)}; need int64 [{len(limits)}, {width}]")
-        if ids.device != tokens.device:
-            raise InputError(f"{name} drafted on {ids.device}; the batch is on {tokens.device}")
+        if ids.device != device:
+            raise InputError(f"{name} drafted on {ids.device}; the batch is on {device}")
         # filler may be anything, and an id no row can hold is only a wrong draft
         return Drafts(ids[:, :width].clamp(0, self.vocab_size - 1), counts)
 

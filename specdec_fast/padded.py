@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from . import compat, ops, reference
+from .batch import Batch, Follower
 from .cache import PaddedCache
 
 MaskKind = tuple[torch.dtype, int | None]
 
 
-class PaddedBatch:
+class PaddedBatch(Batch):
     """Tokens, starts and right edge of the rows decoded together, and the KV caches that follow them.
 
-    Row b holds its content in columns ``[start_b, end)``. Models are attached with :meth:`attach`; their caches are
-    moved together with the tokens, by one operator a round.
-
-    Args:
-        input_ids: ``[B, P]`` int64, left-padded.
-        lengths: real tokens of each row, 1..P.
-        max_new_tokens: new tokens a row may gain.
-        num_draft_tokens: largest K of a round.
-        stop_ids: token ids that end a row.
-        max_position: largest position ID of the target.
+    Row b holds its content in columns ``[start_b, end)``. The caches of all models are moved together with the
+    tokens, by one operator a round. Arguments are those of :class:`~specdec_fast.batch.Batch`.
     """
+
+    layout = "padded"
+    needs = "a 4D attention mask, position_ids and a Cache"
 
     def __init__(
         self,
@@ -68,6 +66,9 @@ class PaddedBatch:
         """Left edge of the longest row; everything before it is padding."""
         return self.end - max(self.lengths)
 
+    def follow(self, model: PreTrainedModel) -> PaddedFollower:
+        return PaddedFollower(self, PaddedModel(model))
+
     def attach(self, model: PaddedModel) -> PaddedCache:
         """An empty KV cache for ``model`` that moves with this batch."""
         cache = PaddedCache(self.capacity)
@@ -77,7 +78,6 @@ class PaddedBatch:
         return cache
 
     def open_round(self, num_drafts: int) -> None:
-        """Make room for ``num_drafts`` drafts and a bonus token."""
         needed = self.end + num_drafts + 2
         if needed > self.capacity:
             width = needed - self.first_column + self.slack
@@ -103,17 +103,7 @@ class PaddedBatch:
         return self._positions[: len(self), offset : offset + count]
 
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
-        """Append a round's tokens, bring every cache back in step, and prepare the next forward; no host read.
-
-        Args:
-            draft_ids: ``[B, K]`` int64.
-            target_ids: ``[B, K + 1]`` int64; the bonus is ``target_ids[b, n_accepted_b]``.
-            limit: ``[B]`` int64, drafts of each row that may be accepted.
-            n_accepted: ``[B]`` int64, or ``None`` for the longest prefix that equals ``target_ids``.
-
-        Returns:
-            The ``summary`` of :func:`specdec_fast.ops.realign_step_`; once read, :meth:`advance` follows on the host.
-        """
+        """Also prepares the next forward; returns the ``summary`` of :func:`specdec_fast.ops.realign_step_`."""
         rows = len(self)
         new_start, new_length = (spare[:rows] for spare in self._spare)
         summary = self.tokens.new_empty(rows, draft_ids.shape[1] + 4)
@@ -141,15 +131,7 @@ class PaddedBatch:
         return summary
 
     def advance(self, summary: list[list[int]]) -> list[int]:
-        """Follow :meth:`commit` on the host and let finished rows go.
-
-        Args:
-            summary: what :meth:`commit` returned, as a list.
-
-        Returns:
-            The rows that now sit in the slots from 0 on; a hole is filled by the last row, so that as few rows as
-            possible are copied.
-        """
+        """A hole is filled by the last row, so that as few rows as possible are copied."""
         new_end = summary[0][2]
         self._prepared = range(new_end - 2, new_end - 2 + self._num_queries)
         for length, (n, finished, *_) in zip(self.lengths, summary, strict=True):
@@ -215,12 +197,16 @@ class PaddedModel:
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
-        self.traits = compat.model_traits(model)
+        self.traits = compat.model_traits(model, PaddedBatch.layout)
 
     @property
     def mask_kinds(self) -> list[MaskKind]:
         """Dtype and sliding window of the masks this model takes."""
         return [(self.model.dtype, window) for window in self.traits.windows.values()]
+
+    @property
+    def last_id(self) -> int:
+        return compat.text_config(self.model).vocab_size - 1
 
     def forward(self, batch: PaddedBatch, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
         """Run columns ``[first, first + Q)`` and write their KV.
@@ -239,3 +225,41 @@ class PaddedModel:
         masks = {name: batch.mask(kind, first, count) for name, kind in kinds}
         position_ids = batch.position_ids(first, count, self.traits.max_position)
         return compat.call(self.model, self.traits, cache, input_ids, position_ids, masks, keep)
+
+
+class PaddedFollower(Follower):
+    """A model whose cache is realigned with the rows of a :class:`PaddedBatch`."""
+
+    def __init__(self, batch: PaddedBatch, runner: PaddedModel):
+        self.batch, self.runner = batch, runner
+        self.cache = batch.attach(runner)
+        # trailing columns whose KV may be missing; before the first forward, all of them
+        self.pending: int | None = None
+
+    def verify(self, draft_ids: Tensor, counts: list[int]) -> Tensor:
+        first = self._first_pending
+        self.pending = 1
+        ids = torch.cat([self.batch.tokens[: len(self.batch), first : self.batch.end], draft_ids], 1)
+        return self.runner.forward(self.batch, self.cache, first, ids, keep=draft_ids.shape[1] + 1)
+
+    def draft(self, limits: list[int], choose: Callable[[Tensor], Tensor]) -> Tensor:
+        batch, num_drafts = self.batch, max(limits)
+        if num_drafts == 0:
+            if self.pending is not None:
+                self.pending += 1
+            return batch.tokens.new_zeros(len(batch), 0)
+        first = self._first_pending
+        # an id beyond this model's vocabulary can only be a target's that no tokenizer emits
+        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self.runner.last_id)
+        drafts = []
+        for step in range(num_drafts):
+            ids = choose(self.runner.forward(batch, self.cache, first, ids, keep=1)[:, -1])[:, None]
+            drafts.append(ids)
+            first = batch.end + step
+        # a fully accepted block leaves the last draft without KV, so the next round feeds two tokens
+        self.pending = 2
+        return torch.cat(drafts, 1)
+
+    @property
+    def _first_pending(self) -> int:
+        return self.batch.first_column if self.pending is None else self.batch.end - self.pending

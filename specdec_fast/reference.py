@@ -1,4 +1,4 @@
-"""Pure PyTorch definition of a padded round's commit; every kernel is tested against it.
+"""Pure PyTorch definitions of what the kernels compute: a padded round's commit, and the ragged layout.
 
 Symbols are those of "Correctness Forensics for Batch Speculative Decoding" (arXiv 2510.22876): B rows, K drafts
 a round. Row b holds content in columns ``[start_b, end)``; its newest token, at ``end - 1``, has no KV before the
@@ -123,6 +123,58 @@ def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Ten
     """
     for pool, new in ((k_pool, k), (v_pool, v)):
         pool[row_of, :, position_of] = new[0].transpose(0, 1)
+
+
+def ragged_attention(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    segments: Sequence[tuple[int, int, int]],
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The token at position p of a row sees the positions ``j <= p`` of that row with ``p - j < window``.
+
+    Scores are ``soft_cap * tanh(q k scale / soft_cap)``, the softmax runs over them and the head's sink, in float32 or
+    wider. Nothing beyond a row's last query is read.
+
+    Args:
+        query: ``[1, Hq, N, D]``, the tokens of ``segments`` in their order.
+        segments: slot, first position and size each: a run of positions of the row in that slot.
+        k_pool, v_pool: ``[W, H, C, D]``; H divides Hq, the D of values may differ.
+        sinks: ``[Hq]``, a score without a value.
+
+    Returns:
+        ``[1, N, Hq, D]`` of the values' D, in the query's dtype.
+    """
+    heads, groups = k_pool.shape[1], query.shape[1] // k_pool.shape[1]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3])
+    # [H, groups, N, D]
+    grouped = query[0].unflatten(0, (heads, groups))
+    first = 0
+    for slot, start, size in segments:
+        tokens = slice(first, first + size)
+        first += size
+        end = start + size
+        low = 0 if window is None else max(0, start + 1 - window)
+        k, v = (pool[slot, :, None, low:end].to(wide) for pool in (k_pool, v_pool))
+        scores = grouped[:, :, tokens].to(wide) @ k.mT * scale
+        if soft_cap is not None:
+            scores = soft_cap * (scores / soft_cap).tanh()
+        p = torch.arange(start, end, device=query.device)[:, None]
+        j = torch.arange(low, end, device=query.device)
+        hidden = j > p if window is None else (j > p) | (p - j >= window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            sink = sinks.to(wide).view(heads, groups, 1, 1).expand(-1, -1, size, -1)
+            scores = torch.cat([scores, sink], -1)
+        # [H, groups, size, D]
+        row = scores.softmax(-1)[..., : end - low] @ v
+        out[0, tokens] = row.flatten(0, 1).transpose(0, 1).to(out.dtype)
+    return out
 
 
 def append_tokens_(tokens: Tensor, end: Tensor, committed: Tensor, n_accepted: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specdec_fast import EQSpec
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
+from specdec_fast.ragged import Segment, attention
 from specdec_fast.result import GenerationResult
 
 
@@ -48,16 +50,29 @@ def decode(
     k: int,
     max_new_tokens: int = 24,
     eos: int | list[int] | None = None,
+    layout: str = "padded",
     into: Comparison | None = None,
 ) -> Comparison:
     """Decode ``prompts`` as one batch and compare each row with batch-1 greedy ``generate``."""
     comparison = into or Comparison()
     input_ids, attention_mask = left_pad(prompts, 0)
-    result = EQSpec(model, drafter, num_draft_tokens=k).generate(
+    result = EQSpec(model, drafter, num_draft_tokens=k, layout=layout).generate(
         input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=[] if eos is None else eos
     )
     comparison.add(model, prompts, result, max_new_tokens, eos)
     return comparison
+
+
+def plant_in_attention(monkeypatch, change: Callable[[list[Segment]], list[Segment]]) -> None:
+    """Let ragged attention work on other segments than it is given."""
+    right = attention.ragged_attention
+
+    def wrong(query, k_pool, v_pool, packing, *rest):
+        other = copy.copy(packing)
+        other.segments, other.masks = change(packing.segments), {}
+        return right(query, k_pool, v_pool, other, *rest)
+
+    monkeypatch.setattr(attention, "ragged_attention", wrong)
 
 
 class NoisyOracleDrafter(Drafter, DraftRun):

@@ -11,6 +11,7 @@ from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, compat
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.drafters.self_draft import layer_subset, parse_layers
 from specdec_fast.errors import InputError
+from specdec_fast.layouts import LAYOUTS
 from specdec_fast.padded import PaddedBatch
 
 
@@ -91,11 +92,12 @@ def test_filler_and_ids_outside_the_vocabulary_are_only_wrong_drafts(filler):
     assert [row.token_ids for row in result.rows] == [greedy_oracle(model, prompt, 4) for prompt in prompts]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_a_decoder_can_be_used_inside_its_own_callback(kind):
+def test_a_decoder_can_be_used_inside_its_own_callback(kind, layout):
     model = make_model("llama", seed=1)
     drafter = ModelDrafter(make_draft(model, DRAFT_NOISE["llama"], 5)) if kind == "model" else NgramDrafter()
-    decoder = EQSpec(model, drafter, num_draft_tokens=3)
+    decoder = EQSpec(model, drafter, num_draft_tokens=3, layout=layout)
     prompts, inner = make_prompts([3, 9, 5], 1), []
 
     def generate(**callbacks):
@@ -112,25 +114,27 @@ def test_ngram_sizes_are_checked(low, high):
         NgramDrafter(max_ngram=high, min_ngram=low)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_perfect_draft_is_always_accepted(family):
+def test_a_perfect_draft_is_always_accepted(family, layout):
     """Any disagreement between the draft's cache and the target's would show here."""
     model = make_model(family, seed=3)
     input_ids, mask = left_pad(make_prompts([1, 9, 4, 15], 3), 0)
-    result = EQSpec(model, ModelDrafter(make_draft(model, 0.0, 0)), num_draft_tokens=4).generate(
+    result = EQSpec(model, ModelDrafter(make_draft(model, 0.0, 0)), num_draft_tokens=4, layout=layout).generate(
         input_ids, mask, max_new_tokens=26, eos_token_id=[]
     )
     assert result.stats.accepted == result.stats.drafted == 4 * 20
     assert result.stats.rounds == 5
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_draft_acceptance_does_not_depend_on_the_batch(family):
+def test_draft_acceptance_does_not_depend_on_the_batch(family, layout):
     """A stale draft cache leaves outputs equal and only lowers acceptance, so acceptance itself is compared."""
     model = make_model(family, seed=2)
     drafter = ModelDrafter(make_draft(model, DRAFT_NOISE[family], 5))
     prompts = make_prompts([1, 9, 4, 15, 2, 30], 4)
-    decoder = EQSpec(model, drafter, num_draft_tokens=4)
+    decoder = EQSpec(model, drafter, num_draft_tokens=4, layout=layout)
     input_ids, mask = left_pad(prompts, 0)
     together = decoder.generate(input_ids, mask, max_new_tokens=30, eos_token_id=[])
     for row, prompt in zip(together.rows, prompts, strict=True):
@@ -212,13 +216,14 @@ def test_vocabularies_are_compared():
     EQSpec(target, ModelDrafter(draft, tokenizer=one, target_tokenizer=one))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("target_size", "draft_size"), [(97, 128), (128, 97)])
-def test_sizes_that_differ_by_padding_are_fine_once_the_vocabularies_are_known(target_size, draft_size):
+def test_sizes_that_differ_by_padding_are_fine_once_the_vocabularies_are_known(target_size, draft_size, layout):
     target = widened(make_model("llama", seed=1), target_size)
     draft = widened(make_draft(make_model("llama", seed=1), 0.02, 3), draft_size)
     with pytest.raises(InputError, match=f"draft vocab_size {draft_size} is not target vocab_size {target_size}"):
         EQSpec(target, ModelDrafter(draft))
     one = tokenizer(["<unk>", "a", "b"])
     drafter = ModelDrafter(draft, tokenizer=one, target_tokenizer=one)
-    seen = decode(target, drafter, make_prompts([3, 7, 1], 2), k=3)
+    seen = decode(target, drafter, make_prompts([3, 7, 1], 2), k=3, layout=layout)
     assert seen.wrong == 0

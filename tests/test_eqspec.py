@@ -10,8 +10,14 @@ from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_dra
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter
 from specdec_fast.errors import InputError
+from specdec_fast.layouts import LAYOUTS
 
 LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12]
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return request.param
 
 
 def drafter_of(kind, model, seed=11):
@@ -23,13 +29,13 @@ def drafter_of(kind, model, seed=11):
 
 @pytest.mark.parametrize("kind", ["model", "ngram", "self"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_greedy_at_batch_one(family, kind):
+def test_equals_greedy_at_batch_one(family, kind, layout):
     model = make_model(family, seed=1)
     drafter = drafter_of(kind, model)
     seen = Comparison()
-    for k, batch_size in [(1, 9), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (4, 1)]:
+    for k, batch_size in [(1, 9), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (16, 5), (4, 1)]:
         prompts = make_prompts((LENGTHS[k:] + LENGTHS[:k])[:batch_size], seed=k)
-        decode(model, drafter, prompts, k=k, into=seen)
+        decode(model, drafter, prompts, k=k, into=seen, layout=layout)
     assert seen.wrong == 0
     assert seen.ragged_rounds > 0
     assert seen.distinct_tokens > 8
@@ -38,35 +44,35 @@ def test_equals_greedy_at_batch_one(family, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model", "ngram", "self"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_greedy_for_every_batch_size_and_draft_length(family, kind):
+def test_equals_greedy_for_every_batch_size_and_draft_length(family, kind, layout):
     seen = Comparison()
     for seed in range(3):
         model = make_model(family, seed)
         drafter = drafter_of(kind, model, seed + 11)
-        for batch_size, k in itertools.product(range(1, 10), range(1, 9)):
-            decode(model, drafter, make_prompts(LENGTHS[:batch_size], seed), k=k, into=seen)
+        for batch_size, k in itertools.product(range(1, 10), (*range(1, 9), 16)):
+            decode(model, drafter, make_prompts(LENGTHS[:batch_size], seed), k=k, into=seen, layout=layout)
     assert seen.wrong == 0 and seen.ragged_rounds > 0 and seen.distinct_tokens > 8
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_acceptance_pattern(family):
+def test_every_acceptance_pattern(family, layout):
     """Drafts from the oracle, spoiled at random: rows accept 0..K and draft 0..K in the same round."""
     model = make_model(family, seed=2)
     seen = Comparison()
     for seed in range(6):
         prompts = make_prompts(LENGTHS[: 3 + seed], seed)
         drafter = NoisyOracleDrafter(model, prompts, 40, seed)
-        decode(model, drafter, prompts, k=6, max_new_tokens=40, into=seen)
+        decode(model, drafter, prompts, k=6, max_new_tokens=40, into=seen, layout=layout)
     assert seen.wrong == 0
     assert seen.accepted == set(range(7))
     assert seen.ragged_rounds > 50
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_implementations(attention):
+def test_attention_implementations(attention, layout):
     model = make_model("llama", seed=3, dtype=torch.float32)
     model.set_attn_implementation(attention)
-    seen = decode(model, drafter_of("model", model), make_prompts(LENGTHS, 3), k=4)
+    seen = decode(model, drafter_of("model", model), make_prompts(LENGTHS, 3), k=4, layout=layout)
     assert seen.wrong == 0 and seen.ragged_rounds > 0
 
 
@@ -77,13 +83,13 @@ def common_token(model, prompts, max_new_tokens):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_eos_inside_a_block_ends_the_row_there(family):
+def test_eos_inside_a_block_ends_the_row_there(family, layout):
     model = make_model(family, seed=4)
     prompts = make_prompts(LENGTHS, 4)
     eos = common_token(model, prompts, 30)
     drafter = NoisyOracleDrafter(model, prompts, 30, seed=0, wrong=0.2)
     input_ids, mask = left_pad(prompts, 0)
-    result = EQSpec(model, drafter, num_draft_tokens=5).generate(
+    result = EQSpec(model, drafter, num_draft_tokens=5, layout=layout).generate(
         input_ids, mask, max_new_tokens=30, eos_token_id=[eos, 96], pad_token_id=eos
     )
     for prompt, row in zip(prompts, result.rows, strict=True):
@@ -93,10 +99,10 @@ def test_eos_inside_a_block_ends_the_row_there(family):
     assert "eos" in result.finish_reasons
 
 
-def test_eos_in_the_prompt_does_not_finish_a_row():
+def test_eos_in_the_prompt_does_not_finish_a_row(layout):
     model = make_model("llama", seed=5)
     prompts = [[7, 2, 9, 2], [2], [2, 2, 2, 11, 12, 2]]
-    seen = decode(model, drafter_of("model", model), prompts, k=4, eos=2)
+    seen = decode(model, drafter_of("model", model), prompts, k=4, eos=2, layout=layout)
     assert seen.wrong == 0
     assert min(map(len, seen.texts)) > 1
 
@@ -119,12 +125,12 @@ def test_finished_rows_leave_the_batch():
     assert sum(batch_sizes[1:]) == sum(row.rounds for row in result.rows) < 9 * result.stats.rounds
 
 
-def test_sequences_are_shaped_as_transformers_returns_them():
+def test_sequences_are_shaped_as_transformers_returns_them(layout):
     model = make_model("llama", seed=6)
     prompts = make_prompts([5, 2, 8], 6)
     eos = common_token(model, prompts, 20)
     input_ids, mask = left_pad(prompts, 0)
-    result = EQSpec(model, NgramDrafter()).generate(
+    result = EQSpec(model, NgramDrafter(), layout=layout).generate(
         input_ids, mask, max_new_tokens=20, eos_token_id=eos, pad_token_id=eos
     )
     width = max(len(row.token_ids) for row in result.rows)
@@ -138,43 +144,43 @@ def test_sequences_are_shaped_as_transformers_returns_them():
         assert length == len(prompt) + len(row.token_ids)
 
 
-def test_more_drafts_than_new_tokens_cost_no_memory():
+def test_more_drafts_than_new_tokens_cost_no_memory(layout):
     model = make_model("llama", seed=6)
-    result = EQSpec(model, NgramDrafter(), num_draft_tokens=10**9).generate(
+    result = EQSpec(model, NgramDrafter(), num_draft_tokens=10**9, layout=layout).generate(
         torch.tensor([[5, 6, 5, 6]]), max_new_tokens=8, eos_token_id={7, 8}
     )
     assert result.rows[0].token_ids == greedy_oracle(model, [5, 6, 5, 6], 8, [7, 8])
 
 
-def test_one_new_token_needs_no_round():
+def test_one_new_token_needs_no_round(layout):
     model = make_model("llama", seed=6)
     prompts = make_prompts([5, 2], 6)
     input_ids, mask = left_pad(prompts, 0)
-    result = EQSpec(model, NgramDrafter()).generate(input_ids, mask, max_new_tokens=1, eos_token_id=[])
+    result = EQSpec(model, NgramDrafter(), layout=layout).generate(input_ids, mask, max_new_tokens=1, eos_token_id=[])
     assert result.stats.rounds == 0
     assert [row.token_ids for row in result.rows] == [greedy_oracle(model, p, 1) for p in prompts]
 
 
-def test_drafts_shrink_per_row_near_the_limit():
+def test_drafts_shrink_per_row_near_the_limit(layout):
     model = make_model("llama", seed=7)
     prompts = make_prompts(LENGTHS[:5], 7)
     drafter = NoisyOracleDrafter(model, prompts, 13, seed=1, wrong=0.2)
     drafter_limits = []
     inner = drafter.draft
     drafter.draft = lambda texts, limits: drafter_limits.append(limits) or inner(texts, limits)
-    seen = decode(model, drafter, prompts, k=5, max_new_tokens=13)
+    seen = decode(model, drafter, prompts, k=5, max_new_tokens=13, layout=layout)
     assert seen.wrong == 0
     assert all(0 <= limit <= 5 for limits in drafter_limits for limit in limits)
     assert any(len(set(limits)) > 1 for limits in drafter_limits)
 
 
-def test_callbacks_report_rows_and_rounds_as_they_happen():
+def test_callbacks_report_rows_and_rounds_as_they_happen(layout):
     model = make_model("llama", seed=4)
     prompts = make_prompts(LENGTHS, 4)
     eos = common_token(model, prompts, 30)
     input_ids, mask = left_pad(prompts, 0)
     finished, rounds = [], []
-    result = EQSpec(model, NgramDrafter()).generate(
+    result = EQSpec(model, NgramDrafter(), layout=layout).generate(
         input_ids, mask, max_new_tokens=30, eos_token_id=eos,
         on_finish=lambda row: finished.append((row.index, list(row.token_ids), row.rounds, row.accepted)),
         on_round=lambda stats: rounds.append((stats.rounds, len(finished))),

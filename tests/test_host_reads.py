@@ -8,14 +8,16 @@ from tiny_models import FAMILIES, left_pad, make_draft, make_model, make_prompts
 
 from benchmarks.harness import DispatchCounter
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter
+from specdec_fast.layouts import LAYOUTS
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["model", "ngram"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_read_per_round(family, kind):
+def test_one_read_per_round(family, kind, layout):
     model = make_model(family, seed=1)
     drafter = ModelDrafter(make_draft(model, 0.02, 2)) if kind == "model" else NgramDrafter()
-    decoder = EQSpec(model, drafter, num_draft_tokens=3)
+    decoder = EQSpec(model, drafter, num_draft_tokens=3, layout=layout)
     input_ids, mask = left_pad(make_prompts([3, 8, 5], 1), 0)
     arguments = {"max_new_tokens": 16, "eos_token_id": [11, 12, 13]}
     decoder.generate(input_ids, mask, **arguments)

@@ -2,19 +2,21 @@
 
 import pytest
 import torch
-from decoding import Comparison, decode
+from decoding import Comparison, decode, plant_in_attention
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
 from specdec_fast import ModelDrafter, ops, padded, reference
 from specdec_fast.acceptance import GreedyAcceptance
+from specdec_fast.layouts import LAYOUTS
+from specdec_fast.ragged import Segment, model
 
 
-def wrong_rows() -> int:
+def wrong_rows(layout: str) -> int:
     seen = Comparison()
     for family in ("llama", "qwen3", "glm4"):
-        model = make_model(family, seed=1)
-        drafter = ModelDrafter(make_draft(model, DRAFT_NOISE[family], 11))
-        decode(model, drafter, make_prompts([1, 9, 4, 15, 2], 1), k=4, into=seen)
+        target = make_model(family, seed=1)
+        drafter = ModelDrafter(make_draft(target, DRAFT_NOISE[family], 11))
+        decode(target, drafter, make_prompts([1, 9, 4, 15, 2], 1), k=4, into=seen, layout=layout)
     assert seen.ragged_rounds > 0
     return seen.wrong
 
@@ -60,14 +62,66 @@ def bonus_from_the_draft(monkeypatch):
     monkeypatch.setattr(GreedyAcceptance, "__call__", taking)
 
 
-def test_nothing_planted_nothing_found():
-    assert wrong_rows() == 0
+def position_off_by_one_in_some_rounds(monkeypatch):
+    """Rows that resume at an odd position get position IDs one too high."""
+    call = model.compat.call
+
+    def skewed(model, traits, cache, ids, positions, *rest):
+        skew = torch.tensor([s.start % 2 for s in cache.packing.segments for _ in range(s.size)])
+        return call(model, traits, cache, ids, positions + skew, *rest)
+
+    monkeypatch.setattr(model.compat, "call", skewed)
 
 
-@pytest.mark.parametrize("plant", [position_off_by_one, rejected_entry_kept, bonus_from_the_draft])
-def test_planted_bug_is_seen(plant, monkeypatch):
+def rejected_entry_not_overwritten(monkeypatch):
+    """Where the bonus took the place of a rejected draft, the draft's KV stays."""
+    append = ops.append_kv_
+
+    def keeping(k_pool, v_pool, k, v, row_of, position_of):
+        empty = (k_pool[row_of, 0, position_of] == 0).all(-1)
+        first = torch.cat([torch.ones(1).bool(), row_of[1:] != row_of[:-1]])
+        write = empty | ~first
+        append(k_pool, v_pool, k[:, :, write], v[:, :, write], row_of[write], position_of[write])
+
+    monkeypatch.setattr(ops, "append_kv_", keeping)
+
+
+def drafts_see_each_other(monkeypatch):
+    """Every query of a row sees the whole segment."""
+    plant_in_attention(
+        monkeypatch, lambda segments: [Segment(s.slot, s.end - 1, 1) for s in segments for _ in range(s.size)]
+    )
+
+
+def rows_swap_slots(monkeypatch):
+    """Attention of each row reads its neighbour's KV."""
+    plant_in_attention(
+        monkeypatch,
+        lambda segments: [s._replace(slot=t.slot) for s, t in zip(segments, segments[1:] + segments[:1])],
+    )
+
+
+PLANTS = {
+    "padded": [position_off_by_one, rejected_entry_kept, bonus_from_the_draft],
+    "ragged": [
+        position_off_by_one_in_some_rounds,
+        rejected_entry_not_overwritten,
+        drafts_see_each_other,
+        rows_swap_slots,
+        bonus_from_the_draft,
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_planted_nothing_found(layout):
+    assert wrong_rows(layout) == 0
+
+
+@pytest.mark.parametrize(("layout", "plant"), [(layout, plant) for layout in PLANTS for plant in PLANTS[layout]])
+def test_planted_bug_is_seen(layout, plant, monkeypatch):
     # the self-check would refuse the broken layout before any row is decoded
     monkeypatch.setattr("specdec_fast.eqspec.self_check", lambda *_: None)
     monkeypatch.setattr("specdec_fast.drafters.model.self_check", lambda *_: None)
     plant(monkeypatch)
-    assert wrong_rows() > 0
+    assert wrong_rows(layout) > 0

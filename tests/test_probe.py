@@ -27,7 +27,7 @@ def make_pair(family="llama"):
 
 def probed(decoder, eos=(), **options):
     """The probes of the target and the draft after one ``generate``."""
-    target, draft = decoder.target.model, decoder.drafter.model
+    target, draft = decoder.target, decoder.drafter.model
     with Probe(target, eos_token_id=list(eos), **options) as probe, Probe(draft, follow=probe) as follower:
         probe.begin(PROMPTS)
         decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=NEW_TOKENS, eos_token_id=list(eos))

@@ -5,11 +5,13 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from decoding import plant_in_attention
 from tiny_models import greedy_oracle, make_model, make_prompts
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
-from specdec_fast.padded import PaddedModel
+from specdec_fast.layouts import LAYOUTS
+from specdec_fast.ragged import Packing, attention
 
 TINY = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -23,9 +25,9 @@ def build(name, **extra):
     return transformers.AutoModelForCausalLM.from_config(config).double().eval()
 
 
-def generate(model):
+def generate(model, layout="padded"):
     input_ids = torch.tensor(make_prompts([12], 0))
-    return EQSpec(model, NgramDrafter()).generate(input_ids, max_new_tokens=20, eos_token_id=[])
+    return EQSpec(model, NgramDrafter(), layout=layout).generate(input_ids, max_new_tokens=20, eos_token_id=[])
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,15 @@ def test_attention_that_takes_no_4d_mask_is_refused():
         EQSpec(model, NgramDrafter())
 
 
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("Bloom", {"n_layer": 2, "n_head": 2}), ("Falcon", {"alibi": True}), ("Mpt", {"d_model": 32, "n_heads": 2})],
+)
+def test_attention_that_cannot_be_replaced_is_refused_by_the_ragged_layout(name, extra):
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*AttentionInterface.*use layout='padded'"):
+        EQSpec(build(name, **extra), NgramDrafter(), layout="ragged")
+
+
 # architectures that no code of this package names
 @pytest.mark.parametrize(
     ("name", "extra"),
@@ -84,9 +95,9 @@ def test_other_architectures_equal_greedy(name, extra):
     for weight in model.parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.2)
-    result = generate(model)
-    input_ids = torch.tensor(make_prompts([12], 0))
-    assert result.rows[0].token_ids == greedy_oracle(model, input_ids[0].tolist(), 20)
+    want = greedy_oracle(model, make_prompts([12], 0)[0], 20)
+    for layout in LAYOUTS if model._can_set_attn_implementation() else ["padded"]:
+        assert generate(model, layout).rows[0].token_ids == want
 
 
 @pytest.mark.parametrize(("name", "extra"), [("Bloom", {"n_layer": 2, "n_head": 2}), ("Falcon", {"alibi": True})])
@@ -96,14 +107,15 @@ def test_what_cannot_take_a_4d_mask_is_refused_by_the_probe(name, extra):
 
 
 # their own cached forward differs from the one without a cache, which must not widen what passes for rounding
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "extra"), [("Bert", {}), ("Roberta", {}), ("Doge", {"keep_window_size": 20})])
-def test_models_that_do_not_decode_causally_are_refused(name, extra):
+def test_models_that_do_not_decode_causally_are_refused(name, extra, layout):
     model = build(name, **extra)
     for weight in model.parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.2)
     with pytest.raises(UnsupportedModelError, match=r"does not decode causally|self-check|cannot run"):
-        generate(model)
+        generate(model, layout)
 
 
 def test_a_context_too_short_to_check_is_refused():
@@ -135,24 +147,53 @@ def test_a_wrong_mask_or_position_is_refused(family, monkeypatch):
     generate(make_model(family, seed=1))
 
 
+def wrong_positions(monkeypatch):
+    right = Packing.__init__
+
+    def skewed(self, *args):
+        right(self, *args)
+        self.position_of = self.position_of - torch.tensor([s.start % 2 for s in self.segments for _ in range(s.size)])
+
+    monkeypatch.setattr(Packing, "__init__", skewed)
+
+
+def no_causality(monkeypatch):
+    plant_in_attention(monkeypatch, lambda segments: [s._replace(start=s.start + 1) for s in segments])
+
+
+def no_window(monkeypatch):
+    right = attention.ragged_attention
+    monkeypatch.setattr(attention, "ragged_attention", lambda *args: right(*args[:5], None, *args[6:]))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_wrong_position_or_attention_is_refused_by_the_ragged_layout(family, monkeypatch):
+    for plant in (wrong_positions, no_causality, *([no_window] if family == "gemma3" else [])):
+        with monkeypatch.context() as patch:
+            plant(patch)
+            with pytest.raises(UnsupportedModelError, match="self-check of the ragged layout"):
+                generate(make_model(family, seed=1), "ragged")
+    generate(make_model(family, seed=1), "ragged")
+
+
 def test_the_probe_outgrows_every_window_that_can_matter():
     model = make_model("gemma3", seed=1)
     widths = []
     model.register_forward_pre_hook(lambda _, a, kw: widths.append(kw["input_ids"].shape), with_kwargs=True)
-    runner = PaddedModel(model)
-    selfcheck.self_check(runner, longest=6)
+    selfcheck.self_check(model, "padded", longest=6)
     short = len(widths)
-    selfcheck.self_check(runner, longest=6)
+    selfcheck.self_check(model, "padded", longest=6)
     assert len(widths) == short, "a model is probed once"
-    selfcheck.self_check(runner, longest=100)
+    selfcheck.self_check(model, "padded", longest=100)
     assert len(widths) > short or max(w for _, w in widths) > 12
     assert max(w for _, w in widths) > 12
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_is_not_refused(dtype):
+def test_rounding_is_not_refused(dtype, layout):
     for family in ("llama", "gemma3", "qwen3"):
-        generate(make_model(family, seed=1, dtype=dtype))
+        generate(make_model(family, seed=1, dtype=dtype), layout)
 
 
 def test_rope_that_depends_on_the_batch_is_said():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..padded import PaddedBatch
+from ..batch import Batch
 
 
 class Drafts(NamedTuple):
@@ -39,5 +39,5 @@ class Drafter(ABC):
         """Raise :class:`~specdec_fast.errors.InputError` if this drafter cannot draft for ``target``."""
 
     @abstractmethod
-    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
+    def begin(self, batch: Batch, longest: int) -> DraftRun:
         """Start on a batch, before its first forward; no row will outgrow ``longest`` tokens."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import compat
+from ..batch import Batch, Follower
 from ..errors import InputError
-from ..padded import PaddedBatch, PaddedModel
 from ..selfcheck import self_check
 from .base import Drafter, DraftRun, Drafts
 
@@ -17,7 +17,7 @@ from .base import Drafter, DraftRun, Drafts
 class ModelDrafter(Drafter):
     """Greedy drafts from any Hugging Face causal LM that shares the target's tokenizer.
 
-    Its KV cache lives in the target's batch and is realigned with it, so it never prefills a row twice.
+    Its KV cache follows the target's batch, so it never prefills a row twice.
 
     Args:
         model: the draft model, on the target's device.
@@ -36,13 +36,10 @@ class ModelDrafter(Drafter):
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
     ):
-        self.runner = PaddedModel(model)
+        compat.model_traits(model)
+        self.model = model
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
-
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.runner.model
 
     def check(self, target: PreTrainedModel) -> None:
         if self.model.device != target.device:
@@ -67,33 +64,17 @@ class ModelDrafter(Drafter):
                 "tokenizer= and target_tokenizer= so that the vocabularies can be compared"
             )
 
-    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
-        self_check(self.runner, longest)
-        return _ModelRun(self.runner, self._vocabulary, batch)
+    def begin(self, batch: Batch, longest: int) -> DraftRun:
+        self_check(self.model, batch.layout, longest)
+        return _ModelRun(batch.follow(self.model), self._vocabulary)
 
 
 class _ModelRun(DraftRun):
-    def __init__(self, runner: PaddedModel, vocabulary: int, batch: PaddedBatch):
-        self.runner, self.vocabulary, self.batch = runner, vocabulary, batch
-        self.cache = batch.attach(runner)
-        # trailing columns whose KV may be missing; before the first round, all of them
-        self.pending: int | None = None
+    def __init__(self, follower: Follower, vocabulary: int):
+        self.follower, self.vocabulary = follower, vocabulary
 
     def draft(self, texts: Sequence[tuple[int, list[int]]], limits: list[int]) -> Drafts:
-        batch, num_drafts = self.batch, max(limits)
-        if num_drafts == 0:
-            if self.pending is not None:
-                self.pending += 1
-            return Drafts(batch.tokens.new_zeros(len(batch), 0), limits)
-        first = batch.first_column if self.pending is None else batch.end - self.pending
-        # ids beyond the shared vocabulary are padding no tokenizer emits; the clamp only keeps a lookup in range
-        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self.vocabulary - 1)
-        drafts = []
-        for step in range(num_drafts):
-            logits = self.runner.forward(batch, self.cache, first, ids, keep=1)[:, -1, : self.vocabulary]
-            ids = logits.argmax(-1, keepdim=True)
-            drafts.append(ids)
-            first = batch.end + step
-        # a fully accepted block leaves the last draft without KV, so the next round feeds two tokens
-        self.pending = 2
-        return Drafts(torch.cat(drafts, 1), limits)
+        return Drafts(self.follower.draft(limits, self._choose), limits)
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        return logits[:, : self.vocabulary].argmax(-1)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..batch import Batch
 from ..errors import InputError
-from ..padded import PaddedBatch
 from .base import Drafter, DraftRun, Drafts
 
 
@@ -28,8 +28,8 @@ class NgramDrafter(Drafter):
             raise InputError(f"min_ngram={min_ngram}, max_ngram={max_ngram}: need 1 <= min_ngram <= max_ngram")
         self.sizes = range(max_ngram, min_ngram - 1, -1)
 
-    def begin(self, batch: PaddedBatch, longest: int) -> DraftRun:
-        return _NgramRun(batch.tokens.device, self.sizes)
+    def begin(self, batch: Batch, longest: int) -> DraftRun:
+        return _NgramRun(batch.device, self.sizes)
 
 
 class _NgramRun(DraftRun):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ... import reference
 from ...acceptance import GreedyAcceptance
 from ...cache import PaddedCache
 from ...eqspec import EQSpec
-from ...padded import PaddedBatch, PaddedModel
+from ...padded import PaddedBatch, PaddedFollower, PaddedModel
 from ...prompts import pad_left
 from .holes import HoleBatch
 
@@ -27,12 +28,16 @@ class Rollback(EQSpec):
         super().__init__(*args, **kwargs, acceptance=_BatchMinimum())
 
 
+class _ExpandedBatch(PaddedBatch):
+    def follow(self, model: PreTrainedModel) -> PaddedFollower:
+        # the target comes first; a draft drafts as ever
+        return super().follow(model) if self._caches else PaddedFollower(self, _ExpandedModel(model))
+
+
 class BatchExpansion(EQSpec):
     """Every prefix of the drafts is a row of its own, so that no row is ever ragged: K + 1 times the memory."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.target = _ExpandedModel(self.target.model)
+    batch_type = _ExpandedBatch
 
 
 class _BatchMinimum(GreedyAcceptance):

@@ -227,7 +227,7 @@ class _StaleDrafter(ModelDrafter, DraftRun):
 
     def draft(self, texts, limits):
         drafts = self._run.draft(texts, limits)
-        self._run.pending = 1
+        self._run.follower.pending = 1
         return drafts
 
 

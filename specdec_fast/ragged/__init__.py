@@ -1,0 +1,8 @@
+"""The ragged layout: every row writes its KV at its own offset, and nothing moves."""
+
+from .cache import RaggedCache
+from .model import RaggedModel
+from .packing import Packing, Segment
+from .pool import RaggedBatch, RaggedPool
+
+__all__ = ["Packing", "RaggedBatch", "RaggedCache", "RaggedModel", "RaggedPool", "Segment"]

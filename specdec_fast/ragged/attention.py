@@ -1,0 +1,74 @@
+"""Attention of packed tokens over a pool of slots, as transformers calls it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from .. import backends, compat, reference
+from . import rows
+from .cache import RaggedCache
+from .packing import Packing
+
+NAME = "specdec_fast"
+_running = threading.local()
+
+
+@contextmanager
+def over(cache: RaggedCache, packing: Packing) -> Iterator[None]:
+    """Let this thread's attention read and write ``cache`` for the tokens of ``packing``."""
+    outer = getattr(_running, "cache", None)
+    cache.packing, _running.cache = packing, cache
+    try:
+        yield
+    finally:
+        cache.packing, _running.cache = None, outer
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_,
+) -> tuple[Tensor, None]:
+    """What a model calls: ``query`` ``[1, Hq, N, D]`` over the pools that its cache returned; ``[1, N, Hq, D]``.
+
+    Raises:
+        RuntimeError: outside a packed forward, where the mask of an ordinary call would be ignored.
+    """
+    cache = getattr(_running, "cache", None)
+    if cache is None or attention_mask is not None:
+        raise RuntimeError(f"attn_implementation={NAME!r} serves packed forwards over a RaggedCache only")
+    if (key.shape[0], key.shape[2], query.shape[2]) != (cache.num_slots, cache.capacity, len(cache.packing)):
+        raise RuntimeError(f"{type(module).__name__} attends to keys that did not come from its cache")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return ragged_attention(query, key, value, cache.packing, scale, sliding_window, softcap, s_aux), None
+
+
+def ragged_attention(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    packing: Packing,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of the packed tokens; :func:`specdec_fast.reference.ragged_attention` explains the arguments."""
+    if backends.requested() != "reference" and soft_cap is None and sinks is None:
+        return rows.attention(query, k_pool, v_pool, packing, scale, window)
+    return reference.ragged_attention(query, k_pool, v_pool, packing.segments, scale, window, soft_cap, sinks)
+
+
+compat.register_attention(NAME, attend)

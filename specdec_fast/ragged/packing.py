@@ -1,0 +1,58 @@
+"""Where the tokens of a packed forward pass belong."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+
+class Segment(NamedTuple):
+    """Tokens ``[start, start + size)`` of the row in ``slot``."""
+
+    slot: int
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+class Packing:
+    """The N tokens of one forward pass, segment after segment.
+
+    Args:
+        segments: at most one per slot, of at least one token each.
+        keep: trailing tokens of each segment whose logits are wanted.
+
+    Attributes:
+        row_of, position_of: ``[N]`` int64, slot and position of each token.
+        next_row, next_position: ``[S]`` int64, slot and position of the token after each segment.
+        kept: int64 indices of the tokens whose logits are wanted, or ``None`` for all of them.
+        masks: what attention prepared in the first layer for those after it.
+    """
+
+    def __init__(self, segments: Sequence[Segment], keep: Sequence[int], device: torch.device):
+        if len({s.slot for s in segments}) != len(segments) or any(s.size < 1 for s in segments):
+            raise InputError(f"segments={segments}: need at least one token each, and one segment for a slot")
+        self.segments = segments
+        self.masks: dict[Hashable, Tensor] = {}
+        rows = [s.slot for s in segments for _ in range(s.size)]
+        positions = [p for s in segments for p in range(s.start, s.end)]
+        ends = accumulate(s.size for s in segments)
+        kept = [i for end, n in zip(ends, keep, strict=True) for i in range(end - n, end)]
+        parts = (rows, positions, [s.slot for s in segments], [s.end for s in segments], kept)
+        # one copy to the device
+        index = torch.tensor([i for part in parts for i in part]).to(device, non_blocking=True)
+        split = index.split([len(part) for part in parts])
+        self.row_of, self.position_of, self.next_row, self.next_position = split[:4]
+        self.kept = None if len(kept) == len(rows) else split[4]
+
+    def __len__(self) -> int:
+        return len(self.row_of)

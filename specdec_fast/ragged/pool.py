@@ -1,0 +1,202 @@
+"""Sequences of any length in slots, and the rounds over any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .. import reference
+from ..batch import Batch
+from ..errors import InputError
+from .model import RaggedModel
+
+# columns by which rows grow at least
+CHUNK = 256
+
+
+class RaggedPool(Batch):
+    """Slots for sequences, their tokens, and the KV caches of the models that follow them.
+
+    A sequence keeps its slot from :meth:`lease` to :meth:`release`. A round runs over the slots named by
+    :meth:`select`: any of them, in any order. Committing a round moves no KV.
+
+    Args:
+        num_slots: most sequences at a time (W).
+        stop_ids: token ids that end a row.
+        device: where tokens and caches live.
+        chunk: columns by which rows grow at least.
+        max_bytes: KV bytes that all caches may take, ``None`` for no bound.
+
+    Attributes:
+        rows: the slots of the next round.
+        lengths: tokens of each slot, 0 for a free one.
+        capacity: columns of a slot (C).
+    """
+
+    layout = "ragged"
+    needs = "AttentionInterface, position_ids and a Cache"
+
+    def __init__(
+        self,
+        num_slots: int,
+        stop_ids: list[int],
+        device: torch.device,
+        *,
+        chunk: int = CHUNK,
+        max_bytes: int | None = None,
+    ):
+        self.num_slots, self.chunk, self.max_bytes = num_slots, chunk, max_bytes
+        self.capacity = 0
+        self.bytes_moved = 0
+        self.lengths = [0] * num_slots
+        self.tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
+        self.length, self.max_length = (self.tokens.new_zeros(num_slots) for _ in range(2))
+        self.stop_ids = self.tokens.new_tensor(stop_ids)
+        self._free = list(range(num_slots))[::-1]
+        self._models: list[RaggedModel] = []
+        self.select([])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def follow(self, model: PreTrainedModel) -> RaggedModel:
+        follower = RaggedModel(self, model)
+        self._models.append(follower)
+        return follower
+
+    def lease(self, prompt: Tensor, max_length: int) -> int:
+        """Give a sequence a slot; its KV is computed by the first forward that runs it.
+
+        Args:
+            prompt: ``[n]`` int64, n at least 1.
+            max_length: tokens at which it is finished, prompt included.
+
+        Raises:
+            InputError: no slot is free, or none can be widened within ``max_bytes``.
+        """
+        if not self._free:
+            raise InputError(f"all {self.num_slots} slots are leased; release one first")
+        self.reserve(len(prompt))
+        slot = self._free.pop()
+        self.tokens[slot, : len(prompt)] = prompt
+        self.length[slot], self.max_length[slot] = len(prompt), max_length
+        self.lengths[slot] = len(prompt)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Take a sequence's slot back, at any point of its life."""
+        if not self.lengths[slot]:
+            raise InputError(f"slot {slot} is not leased")
+        self.lengths[slot] = 0
+        for model in self._models:
+            model.cache.truncate(slot, 0)
+        self._free.append(slot)
+        if slot in self.rows:
+            self.select([row for row in self.rows if row != slot])
+
+    def select(self, slots: Sequence[int]) -> None:
+        """Name the slots of the next round."""
+        self.rows = list(slots)
+        # [B]
+        self.slots = self.tokens.new_tensor(self.rows)
+
+    def reserve(self, columns: int) -> None:
+        """Widen every slot to at least ``columns`` columns.
+
+        Raises:
+            InputError: that would take more than ``max_bytes``.
+        """
+        if columns <= self.capacity:
+            return
+        most = self.most_columns
+        if most is not None and columns > most:
+            raise InputError(
+                f"a row needs {columns} columns, max_bytes={self.max_bytes} allows {most} in each of "
+                f"{self.num_slots} slots"
+            )
+        capacity = -(-max(columns, self.capacity * 3 // 2) // self.chunk) * self.chunk
+        capacity = capacity if most is None else min(capacity, most)
+        self.tokens = torch.nn.functional.pad(self.tokens, (0, capacity - self.capacity))
+        self.bytes_moved += sum(model.cache.grow(capacity) for model in self._models)
+        self.capacity = capacity
+
+    @property
+    def most_columns(self) -> int | None:
+        """Columns of a slot within ``max_bytes``; ``None`` without a bound, or before a forward told a token's size."""
+        column = self.num_slots * sum(model.cache.bytes_per_column for model in self._models)
+        return self.max_bytes // column if self.max_bytes is not None and column else None
+
+    def open_round(self, num_drafts: int) -> None:
+        self.reserve(max(self.lengths[slot] for slot in self.rows) + num_drafts + 1)
+
+    def write_drafts(self, draft_ids: Tensor) -> None:
+        """Put drafts ``[B, K]`` after the tokens of the selected rows; they become text only by :meth:`commit`."""
+        self.tokens[self.slots[:, None], self._ahead(draft_ids.shape[1])] = draft_ids
+
+    def drafts(self, num_drafts: int) -> Tensor:
+        """What follows the tokens of the selected rows: ``[B, num_drafts]``."""
+        return self.tokens[self.slots[:, None], self._ahead(num_drafts)]
+
+    def rectangle(self, counts: list[int], width: int) -> Tensor:
+        """Indices ``[B, width]`` into packed rows of ``counts[b] + 1`` entries; beyond a row's end, its last."""
+        index, first = [], 0
+        for n in counts:
+            index.append([first + min(i, n) for i in range(width)])
+            first += n + 1
+        return self.tokens.new_tensor(index)
+
+    def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
+        length = self.length[self.slots]
+        if n_accepted is None:
+            n_accepted, bonus = reference.accept_greedy(draft_ids, target_ids, limit)
+        else:
+            bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
+        committed = reference.committed_tokens(draft_ids, n_accepted, bonus)
+        finished = reference.finished_rows(committed, n_accepted, length, self.max_length[self.slots], self.stop_ids)
+        self.tokens[self.slots[:, None], self._ahead(committed.shape[1])] = committed
+        new_length = length + n_accepted + 1
+        self.length[self.slots] = new_length
+        return torch.cat([torch.stack([n_accepted, finished, new_length], 1), committed], 1)
+
+    def advance(self, summary: list[list[int]]) -> list[int]:
+        rows = self.rows
+        for slot, (_, _, length, *_) in zip(rows, summary, strict=True):
+            self.lengths[slot] = length
+            for model in self._models:
+                # the bonus token has no KV yet, and that of rejected drafts counts for nothing
+                model.cache.truncate(slot, length - 1)
+        stay = [b for b, line in enumerate(summary) if not line[1]]
+        if len(stay) < len(rows):
+            self.select([rows[b] for b in stay])
+            for slot in set(rows) - set(self.rows):
+                self.release(slot)
+        return stay
+
+    def _ahead(self, count: int) -> Tensor:
+        """Columns ``[B, count]`` after the newest tokens of the selected rows."""
+        return self.length[self.slots][:, None] + torch.arange(count, device=self.device)
+
+
+class RaggedBatch(RaggedPool):
+    """A rectangle of prompts, all in slots from the start; arguments are those of :class:`~specdec_fast.batch.Batch`.
+
+    ``max_position`` is not needed: no row holds more positions than tokens.
+    """
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        lengths: list[int],
+        max_new_tokens: int,
+        num_draft_tokens: int,
+        stop_ids: list[int],
+        max_position: int,
+    ):
+        longest = max(lengths)
+        chunk = min(CHUNK, max_new_tokens + num_draft_tokens + 1)
+        super().__init__(len(lengths), stop_ids, input_ids.device, chunk=chunk)
+        self.reserve(longest + chunk)
+        self.select([self.lease(ids[-n:], n + max_new_tokens) for ids, n in zip(input_ids, lengths, strict=True)])

@@ -1,0 +1,119 @@
+"""What the ragged layout computes, and what it leaves behind in a model."""
+
+import pytest
+import torch
+from decoding import NoisyOracleDrafter
+from tiny_models import DRAFT_NOISE, FAMILIES, left_pad, make_draft, make_model, make_prompts
+
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, compat
+from specdec_fast.ragged import RaggedCache, RaggedPool
+from specdec_fast.ragged import attention as ragged_attention
+
+LENGTHS = [3, 9, 1, 14]
+
+
+def rows_through(module):
+    """Rows that reach a linear layer, call by call."""
+    seen = []
+    module.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1].numel()))
+    return seen
+
+
+def test_only_real_tokens_are_computed():
+    model = make_model("llama", seed=2)
+    prompts = make_prompts(LENGTHS, 2)
+    decoder = EQSpec(model, NoisyOracleDrafter(model, prompts, 20, seed=0), num_draft_tokens=5, layout="ragged")
+    decoder.generate(*left_pad(prompts, 0), max_new_tokens=2, eos_token_id=[])
+    computed, judged = rows_through(model.model.layers[0].mlp.up_proj), rows_through(model.lm_head)
+    result = decoder.generate(*left_pad(prompts, 0), max_new_tokens=20, eos_token_id=[])
+    rounds = [sum(drafted + 1 for _, drafted, _ in counts) for counts in result.stats.accepted_by_round]
+    assert computed == [sum(LENGTHS), *rounds]
+    assert judged == [len(LENGTHS), *rounds]
+    assert any(0 in {drafted for _, drafted, _ in counts} for counts in result.stats.accepted_by_round)
+    assert result.stats.bytes_moved == 0
+
+
+def test_a_draft_computes_what_it_lacks_and_one_token_a_step():
+    model = make_model("qwen3", seed=2)
+    drafter = ModelDrafter(make_draft(model, DRAFT_NOISE["qwen3"], 1))
+    decoder = EQSpec(model, drafter, num_draft_tokens=3, layout="ragged")
+    input_ids, mask = left_pad(make_prompts(LENGTHS, 2), 0)
+    decoder.generate(input_ids, mask, max_new_tokens=2, eos_token_id=[])
+    computed = rows_through(drafter.model.model.norm)
+    result = decoder.generate(input_ids, mask, max_new_tokens=14, eos_token_id=[])
+    rounds = result.stats.accepted_by_round
+    full = [{row for row, drafted, accepted in counts if drafted == accepted} for counts in rounds]
+    assert any(full[:-1]) and any(len(rows) < 4 for rows in full)
+    want = []
+    for r, counts in enumerate(rounds):
+        for step in range(max(drafted for _, drafted, _ in counts)):
+            active = [row for row, drafted, _ in counts if drafted > step]
+            first = sum(LENGTHS) + len(active) if r == 0 else len(active) + len(full[r - 1] & set(active))
+            want.append(first if step == 0 else len(active))
+    assert computed == want
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_is_left_as_it_was(family):
+    model = make_model(family, seed=2)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor(make_prompts([8], 1))
+    before = model(input_ids=ids).logits
+    decoder = EQSpec(model, NgramDrafter(), layout="ragged")
+    seen = []
+    decoder.generate(
+        ids, max_new_tokens=8, eos_token_id=[], on_round=lambda _: seen.append(model(input_ids=ids).logits)
+    )
+    assert seen and all(torch.equal(logits, before) for logits in seen)
+    assert model.config._attn_implementation == "eager"
+
+
+@torch.no_grad()
+def test_a_failing_forward_leaves_the_model_as_it_was():
+    model = make_model("llama", seed=2)
+    pool = RaggedPool(2, [], torch.device("cpu"))
+    follower = pool.follow(model)
+    slot = pool.lease(torch.tensor([5, 6, 7]), 20)
+    handle = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        follower.forward([follower.missing(slot)], [1])
+    handle.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert follower.cache.filled == [0, 0] and follower.cache.packing is None
+    logits = follower.forward([follower.missing(slot)], [3])
+    torch.testing.assert_close(logits, compat.one_shot_logits(model, torch.tensor([5, 6, 7]), 3))
+
+
+def test_packed_attention_needs_a_packed_forward():
+    model = make_model("llama", seed=2)
+    ids = torch.tensor([[5, 6, 7]])
+    packed = compat.attention_set(compat.attention_configs(model), ragged_attention.NAME)
+    with packed, pytest.raises(RuntimeError, match="packed forwards over a RaggedCache only"):
+        model(input_ids=ids)
+    cache = RaggedCache(1, 8)
+    with pytest.raises(RuntimeError, match="packed forwards only"):
+        model(input_ids=ids, **{compat.cache_argument(model): cache})
+
+
+@torch.no_grad()
+def test_keys_that_bypass_the_cache_are_refused(monkeypatch):
+    model = make_model("llama", seed=2)
+    pool = RaggedPool(3, [], torch.device("cpu"))
+    follower = pool.follow(model)
+    slot = pool.lease(torch.tensor([5, 6, 7]), 20)
+    monkeypatch.setattr(RaggedCache, "update", lambda self, k, v, *args, **kwargs: (k, v))
+    with pytest.raises(RuntimeError, match="LlamaAttention attends to keys that did not come from its cache"):
+        follower.forward([follower.missing(slot)], [1])
+
+
+def test_a_draft_of_a_shorter_context_is_held_at_its_last_position():
+    model = make_model("llama", seed=2)
+    draft = make_draft(model, DRAFT_NOISE["llama"], 3)
+    draft.config.max_position_embeddings = 24
+    positions = []
+    draft.model.rotary_emb.register_forward_pre_hook(
+        lambda _, args, kwargs: positions.append(int(kwargs["position_ids"].max())), with_kwargs=True
+    )
+    decoder = EQSpec(model, ModelDrafter(draft), num_draft_tokens=3, layout="ragged")
+    decoder.generate(torch.tensor(make_prompts([20], 1)), max_new_tokens=20, eos_token_id=[])
+    assert max(positions) == 23

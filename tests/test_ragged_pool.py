@@ -1,0 +1,184 @@
+"""Any rows of the pool, in any order and at any stage, compute what a single row computes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import FAMILIES, make_model
+
+from specdec_fast import compat
+from specdec_fast.errors import InputError
+from specdec_fast.ragged import RaggedPool, Segment
+
+TEXT = 40
+CPU = torch.device("cpu")
+
+
+class Rows:
+    """Sequences whose text is known in advance, run through a pool; every logit is compared with the model's own."""
+
+    def __init__(self, model, num_slots, **options):
+        self.model = model
+        self.pool = RaggedPool(num_slots, [], CPU, **options)
+        self.follower = self.pool.follow(model)
+        self.text, self.logits = {}, {}
+        self.generator = torch.Generator().manual_seed(0)
+
+    def lease(self, prompt_length):
+        text = torch.randint(3, 97, (TEXT,), generator=self.generator)
+        slot = self.pool.lease(text[:prompt_length], TEXT)
+        self.text[slot], self.logits[slot] = text, compat.one_shot_logits(self.model, text, TEXT)
+        return slot
+
+    def release(self, slot):
+        self.pool.release(slot)
+        del self.text[slot]
+
+    def step(self, plan):
+        """``plan``: slot -> tokens of its prompt, or ``(drafts, right ones)`` once the prompt is done."""
+        pool = self.pool
+        verify = {slot: work for slot, work in plan.items() if isinstance(work, tuple)}
+        segments = []
+        pool.select(verify)
+        width = max((n for n, _ in verify.values()), default=0)
+        drafts = torch.zeros(len(verify), width, dtype=torch.int64)
+        if verify:
+            pool.open_round(width)
+        for b, (slot, (n, right)) in enumerate(verify.items()):
+            ahead = self.text[slot][pool.lengths[slot] :]
+            drafts[b, :n] = ahead[:n]
+            drafts[b, right:n] = (drafts[b, right:n] + 1) % 97
+        pool.write_drafts(drafts)
+        for slot, work in plan.items():
+            if slot in verify:
+                segments.append(self.follower.missing(slot, work[0]))
+            else:
+                segments.append(Segment(slot, self.follower.cache.filled[slot], work))
+        logits = self.follower.forward(segments, [s.size for s in segments])
+        for segment, rows in zip(segments, logits.split([s.size for s in segments])):
+            slot = segment.slot
+            good = segment.size - verify[slot][0] + verify[slot][1] if slot in verify else segment.size
+            want = self.logits[slot][segment.start : segment.start + good]
+            torch.testing.assert_close(rows[:good], want, rtol=1e-9, atol=1e-11)
+        if verify:
+            accepted = torch.tensor([right for _, right in verify.values()])
+            target = torch.stack([self.text[s][pool.lengths[s] :][: width + 1] for s in verify])
+            summary = pool.commit(drafts, target, accepted, accepted).tolist()
+            assert [line[0] for line in summary] == accepted.tolist()
+            stay = pool.advance(summary)
+            for slot in [slot for b, slot in enumerate(verify) if b not in stay]:
+                del self.text[slot]
+        for slot in self.text:
+            assert pool.tokens[slot, : pool.lengths[slot]].tolist() == self.text[slot][: pool.lengths[slot]].tolist()
+            assert pool.length[slot] == pool.lengths[slot]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_rows_at_any_stage(data):
+    family = data.draw(st.sampled_from(FAMILIES))
+    chunk = data.draw(st.integers(1, 5))
+    with torch.no_grad():
+        rows = Rows(model_of(family), 4, chunk=chunk)
+        cache = rows.follower.cache
+        for _ in range(data.draw(st.integers(1, 12))):
+            while len(rows.text) < 4 and data.draw(st.booleans()):
+                rows.lease(data.draw(st.integers(1, 12)))
+            for slot in list(rows.text):
+                if data.draw(st.integers(0, 9)) == 0:
+                    rows.release(slot)
+            plan = {}
+            for slot in data.draw(st.permutations(list(rows.text))):
+                length = rows.pool.lengths[slot]
+                missing = length - cache.filled[slot]
+                if data.draw(st.integers(0, 3)) == 0:
+                    continue
+                if missing > 1 and data.draw(st.booleans()):
+                    plan[slot] = data.draw(st.integers(1, missing - 1))
+                else:
+                    n = data.draw(st.integers(0, max(0, min(4, TEXT - length - 1 - 4))))
+                    plan[slot] = (n, data.draw(st.integers(0, n)))
+            if any(rows.pool.lengths[slot] > TEXT - 10 for slot in plan):
+                break
+            if plan:
+                rows.step(plan)
+
+
+_models = {}
+
+
+def model_of(family):
+    return _models.setdefault(family, make_model(family, seed=1))
+
+
+@torch.no_grad()
+def test_commit_moves_nothing_and_growth_is_geometric():
+    rows = Rows(model_of("llama"), 2, chunk=1)
+    slots = [rows.lease(3), rows.lease(1)]
+    pool, capacities = rows.pool, []
+    while max(pool.lengths) < TEXT - 6:
+        moved = pool.bytes_moved
+        pool.select(slots)
+        pool.open_round(2)
+        grown = pool.bytes_moved - moved
+        rows.step({slots[0]: (2, 2), slots[1]: (2, 0)})
+        assert pool.bytes_moved == moved + grown, "a commit moved KV"
+        capacities.append(pool.capacity)
+    assert len(set(capacities)) < 8
+    assert all(x.shape[2] == pool.capacity for x in rows.follower.cache.tensors())
+
+
+@torch.no_grad()
+def test_a_byte_budget_bounds_the_cache():
+    rows = Rows(model_of("llama"), 2, chunk=8, max_bytes=0)
+    slot = rows.lease(4)
+    assert rows.pool.most_columns is None
+    rows.step({slot: (0, 0)})
+    column = rows.follower.cache.bytes_per_column
+    assert column == 3 * 2 * 2 * 16 * 8
+    rows.pool.max_bytes = 2 * 13 * column + 5
+    assert rows.pool.most_columns == 13
+    rows.pool.reserve(9)
+    assert rows.pool.capacity == 13
+    held = sum(x.numel() * x.element_size() for x in rows.follower.cache.tensors())
+    assert held <= rows.pool.max_bytes
+    with pytest.raises(InputError, match=r"needs 14 columns, max_bytes=\d+ allows 13 in each of 2 slots"):
+        rows.pool.reserve(14)
+    rows.step({slot: (2, 1)})
+
+
+def test_slots_are_leased_and_released():
+    pool = RaggedPool(2, [], CPU)
+    prompt = torch.tensor([5, 6])
+    first, second = pool.lease(prompt, 9), pool.lease(prompt, 9)
+    assert {first, second} == {0, 1}
+    with pytest.raises(InputError, match="all 2 slots are leased"):
+        pool.lease(prompt, 9)
+    pool.select([second, first])
+    pool.release(second)
+    assert pool.rows == [first] and pool.slots.tolist() == [first] and len(pool) == 1
+    with pytest.raises(InputError, match=f"slot {second} is not leased"):
+        pool.release(second)
+    assert pool.lease(prompt, 9) == second
+
+
+def test_a_slot_has_one_segment():
+    pool = RaggedPool(2, [], CPU)
+    follower = pool.follow(model_of("llama"))
+    slot = pool.lease(torch.tensor([5, 6, 7]), 9)
+    for segments in ([Segment(slot, 0, 1), Segment(slot, 1, 2)], [Segment(slot, 0, 0)]):
+        with pytest.raises(InputError, match="at least one token each, and one segment for a slot"):
+            follower.forward(segments, [1] * len(segments))
+
+
+@torch.no_grad()
+def test_a_new_tenant_never_sees_the_old_one():
+    rows = Rows(model_of("gemma3"), 1)
+    slot = rows.lease(12)
+    rows.step({slot: (4, 2)})
+    for x in rows.follower.cache.tensors():
+        x.fill_(float("nan"))
+    rows.release(slot)
+    slot = rows.lease(3)
+    rows.step({slot: 2})
+    rows.step({slot: (3, 1)})
