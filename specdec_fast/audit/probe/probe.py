@@ -214,4 +214,4 @@ class Probe:
         newest = len(row.text) - 1 in goes_on
         held = view.holders.count(row.index) / len(view.holders)
         # a row that ended has most likely left, whatever became of its entries
-        return len(goes_on[:1]) + newest + (0.75 if row.ended else 1.5) * held
+        return 0.5 * bool(goes_on) + 1.5 * newest + (0.75 if row.ended else 1.5) * held
