@@ -24,7 +24,7 @@ def test_a_few_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_four_hundred_runs(tmp_path):
-    found = score(tmp_path, runs=400, seed=2)
+def test_six_hundred_runs(tmp_path):
+    found = score(tmp_path, runs=600, seed=2)
     assert found["probe"]["detected"] == found["probe"]["right_diagnosis"] == found["probe"]["faulty"] > 200
     assert found["outputs"]["false_alarms"] == 0

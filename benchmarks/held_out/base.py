@@ -1,0 +1,22 @@
+"""What every held-out fault says about itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from specdec_fast import EQSpec
+from specdec_fast.audit.probe.violation import Kind
+
+Suspect = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
+
+
+class HeldOut(EQSpec):
+    """A fault and the right findings about it.
+
+    Attributes:
+        kind: what a probe of the target's forward passes should name first; None where every pass is right.
+        suspect: what an analysis of outputs should name; None where every output is right.
+    """
+
+    kind: ClassVar[Kind | None]
+    suspect: ClassVar[Suspect | None]
