@@ -48,6 +48,19 @@ def test_correct_strategy_is_clean(family, name):
 
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_layout_is_clean(family, announced):
+    target, draft = make_pair(family)
+    decoder = EQSpec(target, ModelDrafter(draft), num_draft_tokens=4, layout="ragged")
+    with Probe(target, eos_token_id=[]) as probe, Probe(draft, follow=probe) as follower:
+        if announced:
+            probe.begin(PROMPTS)
+        decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    assert probe.violations == [] and follower.violations == []
+    assert probe.forwards > 2 and follower.forwards > 2
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_generate_is_clean(family, announced):
     target = make_model(family, 1)
     eos = greedy_oracle(target, PROMPTS[0], NEW_TOKENS)[5]

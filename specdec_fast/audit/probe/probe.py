@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 
 from ... import compat, selfcheck
 from ...errors import InputError, UnsupportedModelError
+from ...ragged import RaggedCache
 from .alone import AloneRow
 from .capture import Recorder, RowView
 from .check import RowCheck
 from .history import History, Origin
+from .packed import packed_rows
 from .row import DraftedRow, TrackedRow
 from .violation import Violation
 
@@ -72,6 +74,8 @@ class Probe:
         self._forward = model.forward
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._cache_argument = compat.cache_argument(model)
+        self._configs = compat.attention_configs(model)
+        self._attention = compat.text_config(model)._attn_implementation
         self._window = compat.model_traits(model).windows.get("sliding_attention")
         self._follow = follow
         # the batch and the round of the target that the rows are in step with
@@ -122,14 +126,18 @@ class Probe:
         past, recorder = int(cache.get_seq_length()), Recorder()
         with recorder.watch(cache):
             output = self._forward(**inputs)
-        with torch.no_grad():
-            self._check(recorder.rows(past, inputs, output.logits, self._window), past)
+        with torch.no_grad(), compat.attention_set(self._configs, self._attention):
+            if isinstance(cache, RaggedCache) and cache.packing:
+                views = packed_rows(recorder, cache.packing, inputs, output.logits)
+            else:
+                views = recorder.rows(past, inputs, output.logits, self._window)
+            self._check(views)
         return output
 
-    def _check(self, views: list[RowView], past: int) -> None:
+    def _check(self, views: list[RowView]) -> None:
         if self._follow:
             self._follow_target(self._follow)
-        elif past == 0 and not self._announced:
+        elif not self._announced and not any(view.cached for view in views):
             self.begin(())
         for row, view in self._assign(views):
             queries, first = view.queries, len(view.cached)
@@ -166,14 +174,20 @@ class Probe:
 
     def _assign(self, views: list[RowView]) -> list[tuple[TrackedRow, RowView]]:
         """Which row each slot belongs to: rows leave, return and change places; finished ones may go on with filler."""
-        if not self._announced and not self.rows:
-            self.rows = [self._new_row(v.slot, [v.tokens[q] for q in v.queries]) for v in views]
+        if not self._announced:
+            newcomers = [view for view in views if not view.cached]
+            first = len(self.rows)
+            self.rows += [
+                self._new_row(i, [view.tokens[q] for q in view.queries]) for i, view in enumerate(newcomers, first)
+            ]
         stay = self._slots if len(self._slots) == len(views) else {}
         scores = []
         for view in views:
             view.holders = self._holders(view)
             for row in self.rows:
-                likeness = self._likeness(view, row) + 1.5 * (stay.get(view.slot) == row.index)
+                likeness = self._likeness(view, row)
+                if view.holders and stay.get(view.slot) == row.index:
+                    likeness += 1.5
                 scores.append((likeness, -row.index, row, view))
         scores.sort(key=lambda score: score[:2], reverse=True)
         assigned: dict[int, tuple[TrackedRow, RowView]] = {}
