@@ -135,9 +135,11 @@ def test_instruction(body):
 @pytest.mark.parametrize(
     "body",
     [
-        "fma.rn.f32 %r9, %r3, %r4, %r3;",
+        "fma.rz.f32 %r9, %r3, %r4, %r3;",
         "add.sat.s32 %r9, %r3, %r4;",
-        "add.f32 %r9, %r3, %r4;",
+        "add.f64 %d2, %d2, %d2;",
+        "max.NaN.f32 %r9, %r3, %r4;",
+        "wgmma.fence.sync.aligned;",
         "ld.volatile.global.b32 %r9, [%d0];",
         "ld.global.nc.b32 %r9, [%d0];",
         "ld.local.b32 %r9, [%d0];",
@@ -145,7 +147,8 @@ def test_instruction(body):
         "bar.arrive 0;",
         "bar.warp.sync -1;",
         "atom.global.add.u32 %r9, [%d0], 1;",
-        "cp.async.ca.shared.global [%d0], [%d1], 16;",
+        "cp.async.ca.shared.global [%d0], [%d1], 12;",
+        "cp.async.bulk.commit_group;",
         "bra nowhere;",
         "mov.u32 %r9, %clock;",
         "shf.l.clamp.b32 %r9, %r3, %r4, 8;",

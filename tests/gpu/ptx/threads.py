@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from .copies import Copies
 from .errors import OutOfBounds, PtxError
 from .memory import Accessors, GlobalMemory, Region, check_alignment
 from .operands import PARAM_WINDOW, SHARED_WINDOW
@@ -69,6 +70,7 @@ class Threads:
         self.shared_bytes = shared_bytes
         self.shared = Region("shared memory", 0, np.zeros(blocks * shared_bytes, np.uint8), detect_races, True)
         self.parameters, self.memory, self.statistics = parameters, memory, statistics
+        self.copies = Copies(np.zeros(len(lanes), np.int64))
 
     def __len__(self) -> int:
         return len(self.slot)
