@@ -115,6 +115,12 @@ def test_matrix_store_is_the_inverse_of_the_load():
         emulate(FILL + load + store + neighbour + WRITE, got, matrices, declare=SHARED)
 
 
+def left_fragment(a: torch.Tensor, lane: int) -> torch.Tensor:
+    """What a thread holds of a matrix of 16 x 16, in four words."""
+    places = [(lane // 4 + i // 2 % 2 * 8, lane % 4 * 2 + i % 2 + i // 4 * 8) for i in range(8)]
+    return torch.stack([a[place] for place in places]).view(torch.int32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_matrix_product(dtype):
     """Fragments as the PTX manual lays them out for m16n8k16."""
@@ -123,11 +129,10 @@ def test_matrix_product(dtype):
     a, b = a.to(dtype), b.to(dtype)
     fragments = torch.zeros(32, 16, dtype=torch.int32)
     for lane in range(32):
-        group, thread = lane // 4, lane % 4
-        a_part = [a[group + i // 2 % 2 * 8, thread * 2 + i % 2 + i // 4 * 8] for i in range(8)]
-        b_part = [b[thread * 2 + i % 2 + i // 2 * 8, group] for i in range(4)]
-        c_part = [c[group + i // 2 * 8, thread * 2 + i % 2] for i in range(4)]
-        fragments[lane, :6] = torch.stack([*a_part, *b_part]).view(torch.int32)
+        b_part = [b[lane % 4 * 2 + i % 2 + i // 2 * 8, lane // 4] for i in range(4)]
+        c_part = [c[lane // 4 + i // 2 * 8, lane % 4 * 2 + i % 2] for i in range(4)]
+        fragments[lane, :4] = left_fragment(a, lane)
+        fragments[lane, 4:6] = torch.stack(b_part).view(torch.int32)
         fragments[lane, 6:10] = torch.stack(c_part).view(torch.int32)
     got = torch.zeros(32, 4)
     name = {torch.float16: "f16", torch.bfloat16: "bf16"}[dtype]
@@ -186,3 +191,53 @@ def test_a_copy_races_like_any_store(body):
     source = torch.arange(128, dtype=torch.int32).view(32, 4)
     with pytest.raises(DataRace):
         copied(body, source)
+
+
+def warpgroup_product(transposed: bool, after: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """``a b`` of 64 x 16 by 16 x 8, as threads hold it, and as it should be; ``after`` ends the instructions."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).half() for shape in ((64, 16), (16, 8)))
+    # 128 bytes a row: a column of b, or a row of it, whose 16 bytes are swapped within the row by its number
+    pieces = torch.zeros(16, 8, 8, dtype=torch.float16)
+    for row in range(16 if transposed else 8):
+        for piece in range(1 if transposed else 2):
+            pieces[row, piece ^ row % 8] = b[row] if transposed else b[piece * 8 : piece * 8 + 8, row]
+    fragments = [left_fragment(a[lane // 32 * 16 :][:16], lane % 32) for lane in range(128)]
+    source = torch.cat([torch.stack(fragments).flatten(), pieces.view(torch.int32).flatten()])
+    # rows are swizzled over 128 bytes, eight of them take 1024
+    descriptor = 1 << 62 | (1024 >> 4) << 32
+    body = f"""shl.b32 %r4, %r1, 4; cvt.u64.u32 %d4, %r4; add.s64 %d5, %d1, %d4;
+    ld.global.v4.b32 {{%r5, %r6, %r7, %r8}}, [%d5+2048]; st.shared.v4.b32 [%r4], {{%r5, %r6, %r7, %r8}}; bar.sync 0;
+    ld.global.v4.b32 {{%r5, %r6, %r7, %r8}}, [%d5]; mov.u64 %d6, {descriptor};
+    fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{%r9, %r10, %r11, %r12}}, {{%r5, %r6, %r7, %r8}}, %d6,
+        0, 1, 1, {int(transposed)}; wgmma.commit_group.sync.aligned;
+    {after} mov.b32 %r5, %r9; mov.b32 %r6, %r10; mov.b32 %r7, %r11; mov.b32 %r8, %r12;"""
+    got = torch.zeros(128, 4)
+    emulate(body + WRITE, got, source, threads=128, declare=SHARED.replace("1024", "2048"))
+    want = torch.zeros(128, 4)
+    product = a.float() @ b.float()
+    for lane in range(128):
+        for i in range(4):
+            want[lane, i] = product[lane // 32 * 16 + lane % 32 // 4 + i // 2 * 8, lane % 4 * 2 + i % 2]
+    return got, want
+
+
+DELIVER = "wgmma.wait_group.sync.aligned 0;"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_warpgroup_product(transposed):
+    torch.testing.assert_close(*warpgroup_product(transposed, DELIVER), rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_is_not_waited_for_is_garbage():
+    assert warpgroup_product(False, "")[0].isnan().all()
+    assert warpgroup_product(False, DELIVER.replace("0;", "1;"))[0].isnan().all()
+
+
+def test_operands_stay_until_the_product_is_waited_for():
+    overwrite = "bar.sync 0; st.shared.v4.b32 [%r4], {%r4, %r4, %r4, %r4};"
+    warpgroup_product(False, DELIVER + overwrite)
+    with pytest.raises(DataRace, match="overwritten before"):
+        warpgroup_product(False, overwrite + "bar.sync 0;" + DELIVER)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import asynchronous, floats, instructions, matrices  # noqa: F401
+from . import asynchronous, floats, instructions, matrices, warpgroups  # noqa: F401
 from .errors import PtxError
 from .handlers import compile_instruction
 from .memory import GlobalMemory, Region

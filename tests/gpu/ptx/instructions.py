@@ -273,6 +273,19 @@ def _shuffle(form: Form) -> Step:
     return step
 
 
+@handles("bar")
+def _warp_barrier(form: Form) -> Step:
+    form.need("warp"), form.need("sync")
+    form.expect(1)
+    members = form.read(0, "u32")
+
+    def step(threads: Threads, lanes: np.ndarray) -> None:
+        by_warp(lanes, members(threads, lanes), threads)
+        threads.who.step[lanes] += 1
+
+    return step
+
+
 @handles("trap")
 def _trap(form: Form) -> Step:
     form.expect(0)
