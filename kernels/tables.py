@@ -48,7 +48,8 @@ def lane_table(caches: Sequence[Tensor], device: torch.device) -> LaneTable:
 @functools.lru_cache(_MOST_TABLES)
 def _lane_table(caches: tuple, device: torch.device) -> LaneTable:
     blocks = sum(shape[0] * shape[1] for _, _, shape, _ in caches)
-    pieces = -(-_wanted_blocks(device) // max(blocks, 1))
+    # where layers, rows and heads give too few blocks, the head dim is split
+    pieces = -(-wanted_blocks(device) // max(blocks, 1))
     lanes = []
     for address, element, shape, strides in caches:
         aligned = strips.alignment(address, shape, strides, element)
@@ -88,8 +89,8 @@ def device_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
-def _wanted_blocks(device: torch.device) -> int:
-    """Blocks that keep every processor busy; where layers, rows and heads give fewer, the head dim is split."""
+def wanted_blocks(device: torch.device) -> int:
+    """Blocks that keep every processor busy."""
     return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .ragged import Packing
 
 _ELEMENT_SIZES = (1, 2, 4, 8)
 _MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -68,6 +71,36 @@ def append_kv_memory(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_o
         return
     _need_in_range("row_of", row_of, k_pool.shape[0])
     _need_in_range("position_of", position_of, min(k_pool.shape[2], v_pool.shape[2]))
+
+
+def ragged_attention(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    packing: Packing,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    device, dtype = query.device, query.dtype
+    _need("query", query, [1, "Hq", len(packing), "D"], device, dtype)
+    _, query_heads, _, dim = query.shape
+    _need("k_pool", k_pool, ["W", "H", "C", dim], device, dtype)
+    num_slots, heads, capacity, _ = k_pool.shape
+    _need("v_pool", v_pool, [num_slots, heads, capacity, "D"], device, dtype)
+    if not heads or query_heads % heads:
+        _refuse(f"query has {query_heads} heads, k_pool {heads}; need a multiple")
+    if packing.last_slot >= num_slots or packing.longest > capacity:
+        _refuse(
+            f"packing ends at slot {packing.last_slot} and column {packing.longest - 1}; "
+            f"need slots 0..{num_slots - 1} and columns 0..{capacity - 1}"
+        )
+    if window is not None and window < 1:
+        _refuse(f"window is {window}; need at least 1, or None for full attention")
+    if soft_cap is not None and soft_cap <= 0:
+        _refuse(f"soft_cap is {soft_cap}; need more than 0, or None for no cap")
+    if sinks is not None:
+        _need("sinks", sinks, [query_heads], device, sinks.dtype)
 
 
 class StepArguments(NamedTuple):

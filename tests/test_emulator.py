@@ -135,17 +135,20 @@ def test_instruction(body):
 @pytest.mark.parametrize(
     "body",
     [
-        "fma.rn.f32 %r9, %r3, %r4, %r3;",
+        "fma.rz.f32 %r9, %r3, %r4, %r3;",
         "add.sat.s32 %r9, %r3, %r4;",
-        "add.f32 %r9, %r3, %r4;",
+        "add.f64 %d2, %d2, %d2;",
+        "max.NaN.f32 %r9, %r3, %r4;",
+        "tcgen05.wait::ld.sync.aligned;",
         "ld.volatile.global.b32 %r9, [%d0];",
         "ld.global.nc.b32 %r9, [%d0];",
         "ld.local.b32 %r9, [%d0];",
         "bar.sync 1;",
         "bar.arrive 0;",
-        "bar.warp.sync -1;",
+        "bar.warp.arrive -1;",
         "atom.global.add.u32 %r9, [%d0], 1;",
-        "cp.async.ca.shared.global [%d0], [%d1], 16;",
+        "cp.async.ca.shared.global [%d0], [%d1], 12;",
+        "cp.async.bulk.commit_group;",
         "bra nowhere;",
         "mov.u32 %r9, %clock;",
         "shf.l.clamp.b32 %r9, %r3, %r4, 8;",
@@ -197,6 +200,16 @@ def test_a_barrier_between_them_makes_it_sound(name):
     first, second = RACES[name].rsplit("st.", 1)
     store, rest = second.split(";", 1)
     emulate(f"{first}st.{store}; bar.sync 0;{rest}", torch.zeros(40, dtype=torch.int32), declare=SHARED)
+
+
+@pytest.mark.parametrize("name", ["load and store", "store and load", "shared memory"])
+def test_a_barrier_of_a_warp_orders_the_warp_and_no_other(name):
+    first, second = RACES[name].rsplit("st.", 1)
+    store, rest = second.split(";", 1)
+    body = f"{first}st.{store}; bar.warp.sync -1;{rest}".replace("31;", "%r0;")
+    emulate(body, torch.zeros(80, dtype=torch.int32), 0, 31, declare=SHARED)
+    with pytest.raises(DataRace):
+        emulate(body, torch.zeros(80, dtype=torch.int32), 0, 63, declare=SHARED.replace("128", "256"), threads=64)
 
 
 @pytest.mark.parametrize("batch", [1, 16384])

@@ -116,3 +116,30 @@ def test_each_byte_of_a_row_is_read_once(monkeypatch):
     assert {x.untyped_storage().data_ptr() for x in views} == pools, "a row was copied"
     needed = sum(n + 4 for n in lengths) * follower.cache.bytes_per_column
     assert sum(x.numel() * x.element_size() for x in views) <= 1.05 * needed
+
+
+REFUSED = {
+    "query has 3 heads": lambda q, k, v: ((q[:, :3], k, v), {}),
+    "query is": lambda q, k, v: ((q[:, :, 1:], k, v), {}),
+    "k_pool is torch.float32": lambda q, k, v: ((q, k.float(), v), {}),
+    "v_pool is": lambda q, k, v: ((q, k, v[:6]), {}),
+    "slots 0..5 and columns 0..47": lambda q, k, v: ((q, k[:6], v[:6]), {}),
+    "column 42; need slots 0..6 and columns 0..41": lambda q, k, v: ((q, k[:, :, :42], v[:, :, :42]), {}),
+    "window is 0": lambda q, k, v: ((q, k, v), {"window": 0}),
+    "soft_cap is 0": lambda q, k, v: ((q, k, v), {"soft_cap": 0.0}),
+    "sinks is": lambda q, k, v: ((q, k, v), {"sinks": torch.zeros(2)}),
+}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("message", REFUSED)
+def test_misuse_is_refused_by_name(message):
+    tensors, options = REFUSED[message](*make())
+    with pytest.raises(RuntimeError, match=message):
+        attend(*tensors, **options)
+
+
+def test_a_backend_that_was_asked_for_is_not_replaced(monkeypatch):
+    monkeypatch.setenv("SPECDEC_FAST_BACKEND", "triton")
+    with pytest.raises(RuntimeError, match=r"float64 on cpu, which SPECDEC_FAST_BACKEND=triton does not serve"):
+        attend(*make())

@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from arena import Arena
-from gpu import artefacts, cases, gates
+from gpu import artefacts, cases, gates, mutants
 from gpu.arguments import assert_same_memory, duplicate
 from gpu.ptx import DataRace, Statistics
 from gpu.static_gate import resources
@@ -104,7 +104,7 @@ def test_far_moves(shift):
 
 @pytest.mark.parametrize(("wanted", "lanes"), [(1, 1), (4, 2), (1000, 8)])
 def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, lanes, monkeypatch):
-    monkeypatch.setattr(tables, "_wanted_blocks", lambda device: wanted)
+    monkeypatch.setattr(tables, "wanted_blocks", lambda device: wanted)
     tables._lane_table.cache_clear()
     arguments = [[torch.randn(1, 2, 64, 128).bfloat16()], *(torch.tensor([x]) for x in (1, 60, 3))]
     want = gates.expected("realign_", arguments)
@@ -130,13 +130,8 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_emulator_notices(name, monkeypatch, tmp_path):
     file, old, new = MUTANTS[name]
-    package = f"mutant_{name.replace(' ', '_')}"
-    for source in (ROOT / "kernels").glob("*.py"):
-        text = source.read_text()
-        assert source.name != file or text.count(old) == 1
-        target = tmp_path / package / source.name
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(text.replace(old, new) if source.name == file else text)
+    assert (ROOT / "kernels" / file).read_text().count(old) == 1
+    package = mutants.write(tmp_path, name, file, old, new)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataRace):
         run("realign_step_", cases.ragged_round(), module=importlib.import_module(f"{package}.realign"))

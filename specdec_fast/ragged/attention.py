@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from .. import backends, compat, reference
+from .. import backends, checks, compat, reference
 from . import rows
 from .cache import RaggedCache
 from .packing import Packing
 
 NAME = "specdec_fast"
+# of the Triton kernel
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _running = threading.local()
 
 
@@ -65,10 +69,49 @@ def ragged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of the packed tokens; :func:`specdec_fast.reference.ragged_attention` explains the arguments."""
-    if backends.requested() != "reference" and soft_cap is None and sinks is None:
+    """Attention of the packed tokens; :func:`specdec_fast.reference.ragged_attention` explains the arguments.
+
+    On a GPU, float16, bfloat16 and float32 run in one Triton kernel. Where there is none, and on the CPU, every row is
+    a call of PyTorch's attention, unless there is a soft cap or sinks: those are left to the definition.
+
+    Raises:
+        RuntimeError: tensors do not fit each other, or are not what the backend that was asked for serves.
+    """
+    checks.ragged_attention(query, k_pool, v_pool, packing, window, soft_cap, sinks)
+    wanted = backends.requested()
+    if wanted == "triton" or (wanted == "auto" and query.is_cuda and query.dtype in _DTYPES and _triton()):
+        return _in_triton(query, k_pool, v_pool, packing, scale, window, soft_cap, sinks)
+    if wanted != "reference" and soft_cap is None and sinks is None:
         return rows.attention(query, k_pool, v_pool, packing, scale, window)
     return reference.ragged_attention(query, k_pool, v_pool, packing.segments, scale, window, soft_cap, sinks)
+
+
+def _in_triton(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    packing: Packing,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    kernel = _triton()
+    if kernel is None or query.dtype not in _DTYPES or not (query.is_cuda or backends.interprets_triton()):
+        raise RuntimeError(
+            f"ragged_attention got {query.dtype} on {query.device}, which {backends.VARIABLE}=triton does not serve; "
+            "it serves float16, bfloat16 and float32 on a GPU"
+        )
+    bounds = packing.table, packing.most_tokens, packing.longest
+    return kernel(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
+
+
+@functools.cache
+def _triton() -> Callable[..., Tensor] | None:
+    """The Triton kernel where it can run; found at the first call, to keep importing cheap."""
+    if next(backend.available for backend in backends.available() if backend.name == "triton"):
+        return importlib.import_module("specdec_fast.kernels.ragged_attention").ragged_attention
+    return None
 
 
 compat.register_attention(NAME, attend)

@@ -34,6 +34,8 @@ class Packing:
     Attributes:
         row_of, position_of: ``[N]`` int64, slot and position of each token.
         next_row, next_position: ``[S]`` int64, slot and position of the token after each segment.
+        table: ``[4, S]`` int64: slot, end, size and first packed token of each segment.
+        most_tokens, longest, last_slot: the most tokens of a segment, the last end of one, and the last slot.
         kept: int64 indices of the tokens whose logits are wanted, or ``None`` for all of them.
         masks: what attention prepared in the first layer for those after it.
     """
@@ -45,14 +47,21 @@ class Packing:
         self.masks: dict[Hashable, Tensor] = {}
         rows = [s.slot for s in segments for _ in range(s.size)]
         positions = [p for s in segments for p in range(s.start, s.end)]
-        ends = accumulate(s.size for s in segments)
+        sizes = [s.size for s in segments]
+        ends = list(accumulate(sizes))
         kept = [i for end, n in zip(ends, keep, strict=True) for i in range(end - n, end)]
-        parts = (rows, positions, [s.slot for s in segments], [s.end for s in segments], kept)
+        firsts = [end - size for end, size in zip(ends, sizes, strict=True)]
+        table = [*(s.slot for s in segments), *(s.end for s in segments), *sizes, *firsts]
+        parts = (rows, positions, table, kept)
         # one copy to the device
         index = torch.tensor([i for part in parts for i in part]).to(device, non_blocking=True)
         split = index.split([len(part) for part in parts])
-        self.row_of, self.position_of, self.next_row, self.next_position = split[:4]
-        self.kept = None if len(kept) == len(rows) else split[4]
+        self.row_of, self.position_of = split[:2]
+        self.table = split[2].view(4, -1)
+        self.next_row, self.next_position = self.table[:2]
+        self.kept = None if len(kept) == len(rows) else split[3]
+        self.most_tokens, self.longest = max(sizes), max(s.end for s in segments)
+        self.last_slot = max(s.slot for s in segments)
 
     def __len__(self) -> int:
         return len(self.row_of)

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import asynchronous, floats, instructions, matrices, warpgroups  # noqa: F401
 from .errors import PtxError
-from .instructions import compile_instruction
+from .handlers import compile_instruction
 from .memory import GlobalMemory, Region
 from .parser import Kernel, parse
 from .scheduler import Step, is_control, run
 from .threads import Statistics, Threads
 
 _BATCH_THREADS = 16384
-Argument = int | bytes | Tensor
+Argument = int | float | bytes | Tensor
 
 
 class Emulator:
@@ -44,7 +45,7 @@ class Emulator:
         Args:
             name: a part of the kernel's name that no other kernel has.
             grid: blocks in x, y, z.
-            arguments: integers, tensors (by address) or the bytes of a struct; those left out are zero.
+            arguments: integers, floats, tensors (by address) or the bytes of a struct; those left out are zero.
             memory: tensors reached through pointers that are themselves in memory.
             block: threads in x, y, z, where the kernel does not fix them.
             dynamic_shared: bytes.
@@ -112,6 +113,8 @@ def _pack(kernel: Kernel, arguments: Sequence[Argument]) -> np.ndarray:
             value = value.data_ptr()
         if isinstance(value, int):
             value = (value % (1 << 8 * parameter.size)).to_bytes(parameter.size, "little")
+        if isinstance(value, float):
+            value = np.float32(value).tobytes()
         if len(value) != parameter.size:
             raise PtxError(f"{parameter.name} has {parameter.size} bytes, not {len(value)}")
         packed[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(value, np.uint8)

@@ -1,20 +1,17 @@
-"""Meaning of every instruction that is known, as a function of the threads that execute it."""
+"""Integers, memory and what threads of a warp exchange."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
 from .errors import PtxError, Trap, Unsupported
 from .form import Form
+from .handlers import by_warp, elementwise, handles
 from .operands import SHARED_WINDOW, address, reader, vector, writer
-from .parser import Instruction, Kernel
 from .scheduler import Step
 from .threads import Threads
 from .types import SIGNED, UNSIGNED, size_of
 
-_HANDLERS: dict[str, Callable[[Form], Step]] = {}
 _COMPARE = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -41,47 +38,18 @@ _UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs}
 _HINTS = ("ca", "cg", "cs", "wb", "L1:evict_first", "L1:evict_last", "L1:no_allocate")
 
 
-def compile_instruction(instruction: Instruction, kernel: Kernel) -> Step:
-    """The instruction as a function; raises :class:`Unsupported` for all that is not known here."""
-    form = Form(instruction, kernel)
-    if form.op not in _HANDLERS:
-        raise Unsupported("instruction")
-    step = _HANDLERS[form.op](form)
-    form.close()
-    return step
-
-
-def _handles(*ops: str) -> Callable[[Callable[[Form], Step]], Callable[[Form], Step]]:
-    def register(handler: Callable[[Form], Step]) -> Callable[[Form], Step]:
-        _HANDLERS.update(dict.fromkeys(ops, handler))
-        return handler
-
-    return register
-
-
-def _elementwise(form: Form, function: Callable[..., np.ndarray], types: list[str]) -> Step:
-    """``operand 0 = function(operand 1, ...)`` with the given source types."""
-    form.expect(len(types) + 1)
-    write, reads = form.write(), [form.read(i + 1, type_name) for i, type_name in enumerate(types)]
-
-    def step(threads: Threads, lanes: np.ndarray) -> None:
-        write(threads, lanes, function(*(read(threads, lanes) for read in reads)))
-
-    return step
-
-
-@_handles("add", "sub", "min", "max", "and", "or", "xor")
+@handles("add", "sub", "min", "max", "and", "or", "xor")
 def _binary(form: Form) -> Step:
     type_name = form.type()
-    return _elementwise(form, _BINARY[form.op], [type_name, type_name])
+    return elementwise(form, _BINARY[form.op], [type_name, type_name])
 
 
-@_handles("not", "neg", "abs")
+@handles("not", "neg", "abs")
 def _unary(form: Form) -> Step:
-    return _elementwise(form, _UNARY[form.op], [form.type()])
+    return elementwise(form, _UNARY[form.op], [form.type()])
 
 
-@_handles("mul", "mad")
+@handles("mul", "mad")
 def _multiply(form: Form) -> Step:
     part, type_name = form.need("lo", "hi", "wide"), form.type()
     size = size_of(type_name)
@@ -97,12 +65,12 @@ def _multiply(form: Form) -> Step:
     if part == "wide" and double is None:
         raise Unsupported("a 128-bit product")
     if form.op == "mul":
-        return _elementwise(form, product, [type_name, type_name])
+        return elementwise(form, product, [type_name, type_name])
     result = f"{type_name[0]}{16 * size}" if part == "wide" else type_name
-    return _elementwise(form, lambda a, b, c: product(a, b) + c, [type_name, type_name, result])
+    return elementwise(form, lambda a, b, c: product(a, b) + c, [type_name, type_name, result])
 
 
-@_handles("div", "rem")
+@handles("div", "rem")
 def _divide(form: Form) -> Step:
     type_name = form.type()
 
@@ -113,11 +81,11 @@ def _divide(form: Form) -> Step:
         return a - np.fmod(a, b) if form.op == "div" else np.fmod(a, b)
 
     if form.op == "rem":
-        return _elementwise(form, divide, [type_name, type_name])
-    return _elementwise(form, lambda a, b: divide(a, b) // b, [type_name, type_name])
+        return elementwise(form, divide, [type_name, type_name])
+    return elementwise(form, lambda a, b: divide(a, b) // b, [type_name, type_name])
 
 
-@_handles("shl", "shr")
+@handles("shl", "shr")
 def _shift(form: Form) -> Step:
     type_name = form.type()
     bits = 8 * size_of(type_name)
@@ -129,10 +97,10 @@ def _shift(form: Form) -> Step:
         fill = a >> inside
         return fill if type_name[0] == "s" else np.where(count < bits, fill, a.dtype.type(0))
 
-    return _elementwise(form, shift, [type_name, "u32"])
+    return elementwise(form, shift, [type_name, "u32"])
 
 
-@_handles("shf")
+@handles("shf")
 def _funnel_shift(form: Form) -> Step:
     left, _, _ = form.need("l", "r") == "l", form.need("wrap"), form.need("b32")
 
@@ -141,10 +109,10 @@ def _funnel_shift(form: Form) -> Step:
         by = (count % np.uint32(32)).astype(np.uint64)
         return (joined << by >> np.uint64(32) if left else joined >> by).astype(np.uint32)
 
-    return _elementwise(form, shift, ["u32", "u32", "u32"])
+    return elementwise(form, shift, ["u32", "u32", "u32"])
 
 
-@_handles("prmt")
+@handles("prmt")
 def _permute_bytes(form: Form) -> Step:
     form.need("b32")
 
@@ -156,10 +124,10 @@ def _permute_bytes(form: Form) -> Step:
         chosen = np.where(nibbles & 8, np.where(chosen & 128, 255, 0), chosen).astype(np.uint8)
         return np.ascontiguousarray(chosen).view(np.uint32).ravel()
 
-    return _elementwise(form, permute, ["u32", "u32", "u32"])
+    return elementwise(form, permute, ["u32", "u32", "u32"])
 
 
-@_handles("setp")
+@handles("setp")
 def _compare(form: Form) -> Step:
     compare, combine = _COMPARE[form.need(*_COMPARE)], form.take("and", "or", "xor")
     type_name = form.type()
@@ -178,33 +146,33 @@ def _compare(form: Form) -> Step:
     return step
 
 
-@_handles("selp")
+@handles("selp")
 def _select(form: Form) -> Step:
     type_name = form.type()
-    return _elementwise(form, lambda a, b, p: np.where(p, a, b), [type_name, type_name, "pred"])
+    return elementwise(form, lambda a, b, p: np.where(p, a, b), [type_name, type_name, "pred"])
 
 
-@_handles("cvt")
+@handles("cvt")
 def _convert(form: Form) -> Step:
     source, target = form.type(), form.type()
     dtype = (SIGNED if target[0] == "s" else UNSIGNED)[size_of(target)]
-    return _elementwise(form, lambda a: a.astype(dtype), [source])
+    return elementwise(form, lambda a: a.astype(dtype), [source])
 
 
-@_handles("cvta")
+@handles("cvta")
 def _convert_address(form: Form) -> Step:
     to, space, type_name = form.take("to"), form.need("global", "shared", "param"), form.type()
     window = np.uint64(SHARED_WINDOW if space == "shared" else 0)
-    return _elementwise(form, lambda a: a - window if to else a + window, [type_name])
+    return elementwise(form, lambda a: a - window if to else a + window, [type_name])
 
 
-@_handles("mov")
+@handles("mov")
 def _move(form: Form) -> Step:
     type_name = form.type()
     form.expect(2)
     targets, sources = (vector(operand) for operand in form.operands)
     if len(targets) == len(sources) == 1:
-        return _elementwise(form, lambda a: a, [type_name])
+        return elementwise(form, lambda a: a, [type_name])
     whole = f"b{8 * size_of(type_name)}"
     part = f"b{8 * size_of(type_name) // max(len(targets), len(sources))}"
     dtype = UNSIGNED[size_of(part)]
@@ -220,7 +188,7 @@ def _move(form: Form) -> Step:
     return step
 
 
-@_handles("ld", "st")
+@handles("ld", "st")
 def _access(form: Form) -> Step:
     space = form.take("global", "shared", "shared:cta", "param") or "generic"
     space = space.split(":")[0]
@@ -252,7 +220,7 @@ def _access(form: Form) -> Step:
     return store
 
 
-@_handles("bfe")
+@handles("bfe")
 def _extract_bits(form: Form) -> Step:
     type_name = form.need("s32", "u32", "u64")
     bits = 8 * size_of(type_name)
@@ -266,18 +234,10 @@ def _extract_bits(form: Form) -> Step:
         unwanted = np.minimum(bits - np.minimum(count, bits), bits - 1).astype(a.dtype)
         return np.where(count > 0, moved << unwanted >> unwanted, a.dtype.type(0))
 
-    return _elementwise(form, extract, [type_name, "u32", "u32"])
+    return elementwise(form, extract, [type_name, "u32", "u32"])
 
 
-def _by_warp(lanes: np.ndarray, mask: np.ndarray, threads: Threads) -> tuple[int, int]:
-    """Shape of ``lanes`` as warps; refuses a warp of which only a part is here."""
-    whole = threads.special["%laneid"][lanes].reshape(-1, 32) if len(lanes) % 32 == 0 else np.empty((0, 32))
-    if not len(whole) or (whole != np.arange(32)).any() or (mask != np.uint32(0xFFFFFFFF)).any():
-        raise PtxError("a warp instruction without the whole warp")
-    return whole.shape
-
-
-@_handles("redux")
+@handles("redux")
 def _reduce_warp(form: Form) -> Step:
     form.need("sync")
     reduce = {"add": np.add, "min": np.minimum, "max": np.maximum}[form.need("add", "min", "max")]
@@ -287,29 +247,46 @@ def _reduce_warp(form: Form) -> Step:
 
     def step(threads: Threads, lanes: np.ndarray) -> None:
         values = read(threads, lanes)
-        warps = values.reshape(_by_warp(lanes, members(threads, lanes), threads))
+        warps = values.reshape(by_warp(lanes, members(threads, lanes), threads))
         write(threads, lanes, np.repeat(reduce.reduce(warps, axis=1, dtype=values.dtype), 32))
 
     return step
 
 
-@_handles("shfl")
+@handles("shfl")
 def _shuffle(form: Form) -> Step:
-    form.need("sync"), form.need("bfly"), form.need("b32")
+    form.need("sync"), form.need("b32")
+    butterfly = form.need("bfly", "idx") == "bfly"
     form.expect(5)
     write, read, by, clamp, members = form.write(), *(form.read(i, "u32") for i in range(1, 5))
 
     def step(threads: Threads, lanes: np.ndarray) -> None:
-        values, other = read(threads, lanes), np.arange(32) ^ by(threads, lanes)[0] % np.uint32(32)
-        warps = values.reshape(_by_warp(lanes, members(threads, lanes), threads))
-        if len(np.unique(by(threads, lanes))) > 1 or (clamp(threads, lanes) != 31).any():
+        shape = by_warp(lanes, members(threads, lanes), threads)
+        if (clamp(threads, lanes) != 31).any():
             raise PtxError("a shuffle over less than the warp")
-        write(threads, lanes, warps[:, other].ravel())
+        other = by(threads, lanes).reshape(shape) % np.uint32(32)
+        other = np.arange(32) ^ other if butterfly else other
+        write(
+            threads, lanes, np.take_along_axis(read(threads, lanes).reshape(shape), other.astype(np.int64), 1).ravel()
+        )
 
     return step
 
 
-@_handles("trap")
+@handles("bar")
+def _warp_barrier(form: Form) -> Step:
+    form.need("warp"), form.need("sync")
+    form.expect(1)
+    members = form.read(0, "u32")
+
+    def step(threads: Threads, lanes: np.ndarray) -> None:
+        by_warp(lanes, members(threads, lanes), threads)
+        threads.who.step[lanes] += 1
+
+    return step
+
+
+@handles("trap")
 def _trap(form: Form) -> Step:
     form.expect(0)
 

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from .errors import Misaligned, OutOfBounds
-from .races import Shadow
-
-
-@dataclass(frozen=True)
-class Accessors:
-    """Threads that make one access: global thread id, block, barriers passed, and warp."""
-
-    thread: np.ndarray
-    block: np.ndarray
-    epoch: np.ndarray
-    warp: np.ndarray
-
-    def __getitem__(self, which: np.ndarray) -> Accessors:
-        return Accessors(self.thread[which], self.block[which], self.epoch[which], self.warp[which])
+from .races import Place, Shadow
 
 
 class Region:
@@ -47,7 +33,7 @@ class Region:
         self.sectors = 0
         self.shadow = Shadow(len(data), same_value_allowed) if detect_races else None
 
-    def _touch(self, offsets: np.ndarray, size: int, who: Accessors) -> np.ndarray:
+    def _touch(self, offsets: np.ndarray, size: int, who: Place) -> np.ndarray:
         """Count an access and return its bytes, ``[threads, size]``."""
         outside = (offsets < 0) | (offsets + size > len(self.data))
         if outside.any():
@@ -59,22 +45,21 @@ class Region:
         self.sectors += len(np.unique(sectors)) * max(1, size // 32)
         return offsets[:, None] + np.arange(size)
 
-    def load(self, offsets: np.ndarray, size: int, who: Accessors) -> np.ndarray:
+    def load(self, offsets: np.ndarray, size: int, who: Place) -> np.ndarray:
         """``[threads, size]`` uint8."""
         at = self._touch(offsets, size, who)
         np.add.at(self.loads, at.ravel(), np.uint16(1))
         if self.shadow:
-            self.shadow.read(at.ravel(), *(np.repeat(x, size) for x in (who.thread, who.block, who.epoch)))
+            self.shadow.read(at.ravel(), who.repeated(size))
         return self.data[at]
 
-    def store(self, offsets: np.ndarray, values: np.ndarray, who: Accessors) -> None:
+    def store(self, offsets: np.ndarray, values: np.ndarray, who: Place) -> None:
         """``values`` is ``[threads, size]`` uint8."""
         size = values.shape[1]
         at = self._touch(offsets, size, who)
         np.add.at(self.stores, at.ravel(), np.uint16(1))
         if self.shadow:
-            threads = (np.repeat(x, size) for x in (who.thread, who.block, who.epoch))
-            self.shadow.write(at.ravel(), *threads, self.data[at.ravel()], values.ravel())
+            self.shadow.write(at.ravel(), who.repeated(size), self.data[at.ravel()], values.ravel())
         self.data[at] = values
 
 

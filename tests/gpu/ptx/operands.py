@@ -70,6 +70,8 @@ def address(operand: str, kernel: Kernel) -> Reader:
 def _constant(operand: str, kernel: Kernel) -> int:
     if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)U?", operand):
         return int(operand.rstrip("U"), 0) % (1 << 64)
+    if re.fullmatch(r"0f[0-9a-fA-F]{8}", operand):
+        return int(operand[2:], 16)
     if operand in kernel.shared:
         return kernel.shared[operand]
     if operand in kernel.dynamic_shared:

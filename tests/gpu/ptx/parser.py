@@ -10,7 +10,7 @@ from .errors import PtxError, Unsupported
 from .types import NAME, size_of
 
 _SHARED = re.compile(rf"\.shared\s+(?:\.align\s+(\d+)\s+)?\.({NAME})\s+([\w$]+)\s*(?:\[(\d*)\])?")
-_PARAM = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.({NAME})\b.*?([\w$]+)\s*(?:\[(\d+)\])?$")
+_PARAM = re.compile(rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.({NAME}|f32)\b.*?([\w$]+)\s*(?:\[(\d+)\])?$")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 # whole lines, and comments, that say nothing about what a thread does
 _NOISE = re.compile(r"//[^\n]*|^[ \t]*\.(?:loc|file)\b[^\n]*", re.M)

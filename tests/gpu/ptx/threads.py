@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from .copies import Copies
 from .errors import OutOfBounds, PtxError
-from .memory import Accessors, GlobalMemory, Region, check_alignment
+from .memory import GlobalMemory, Region, check_alignment
 from .operands import PARAM_WINDOW, SHARED_WINDOW
+from .products import Products
+from .races import Place
 from .types import register_dtype
 
 
@@ -64,11 +67,12 @@ class Threads:
                 self.special[f"%{name}.{axis}"] = (index // inner % extent[i]).astype(np.uint32)
                 self.special[f"%n{name}.{axis}"] = np.full(len(lanes), extent[i], np.uint32)
         warp = self.slot * -(-per_block // 32) + thread // 32
-        epoch = np.zeros(len(lanes), np.int32)
-        self.who = Accessors(*(x.astype(np.int32) for x in (number * per_block + thread, number)), epoch, warp)
+        epoch, step = (np.zeros(len(lanes), np.int32) for _ in range(2))
+        self.who = Place(*(x.astype(np.int32) for x in (number * per_block + thread, number)), epoch, warp, step)
         self.shared_bytes = shared_bytes
         self.shared = Region("shared memory", 0, np.zeros(blocks * shared_bytes, np.uint8), detect_races, True)
         self.parameters, self.memory, self.statistics = parameters, memory, statistics
+        self.copies, self.products = (kind(np.zeros(len(lanes), np.int64)) for kind in (Copies, Products))
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -77,7 +81,7 @@ class Threads:
         """``[lanes, size]`` uint8."""
         out = np.empty((len(lanes), size), np.uint8)
         for region, which, offsets in self._parts(space, addresses, size, lanes):
-            out[which] = region.load(offsets, size, self.who[lanes[which]])
+            out[which] = region.load(offsets, size, self.who.of(lanes[which]))
         return out
 
     def store(self, space: str, addresses: np.ndarray, values: np.ndarray, lanes: np.ndarray) -> None:
@@ -85,7 +89,7 @@ class Threads:
         for region, which, offsets in self._parts(space, addresses, values.shape[1], lanes):
             if region is self.parameters:
                 raise OutOfBounds("a store to the parameters")
-            region.store(offsets, values[which], self.who[lanes[which]])
+            region.store(offsets, values[which], self.who.of(lanes[which]))
 
     def _parts(self, space: str, addresses: np.ndarray, size: int, lanes: np.ndarray):
         check_alignment(addresses, size)

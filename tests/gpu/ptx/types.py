@@ -10,6 +10,8 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 # b, u and s of 8..64 bits, and predicates
 NAME = r"pred|[bus](?:8|16|32|64)"
+# registers hold them as bits
+FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"}
 
 
 def size_of(name: str) -> int:
