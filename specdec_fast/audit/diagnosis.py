@@ -7,7 +7,7 @@ the diverging rows that it explains, and an experiment that would refute it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .equivalence import first_divergence, partial_match
@@ -37,7 +37,8 @@ class Suspect:
 
     Attributes:
         name: the invariant that is broken.
-        confidence: share of the diverging rows it explains, 0..1, lowered where another cause would do as well.
+        confidence: share of the diverging rows it explains, 0..1, lowered where they are few or where another cause
+            would do as well.
         evidence: what was seen.
         refuted_by: what would speak against it.
     """
@@ -86,7 +87,10 @@ def diagnose(rows: Sequence[Observation]) -> list[Suspect]:
     if not wrong:
         return []
     found = [suspect(rows, wrong) for suspect in (_row_order, _stopping, _acceptance, _padding, _kv_cache, _positions)]
-    return sorted((s for s in found if s), key=lambda suspect: -suspect.confidence)
+    # few rows prove little
+    weight = len(wrong) / (len(wrong) + 1)
+    weighted = [replace(s, confidence=round(weight * s.confidence, 3)) for s in found if s]
+    return sorted(weighted, key=lambda suspect: -suspect.confidence)
 
 
 def _share(rows: Sequence[Observation], holds: Callable[[Observation], bool]) -> float:
@@ -96,7 +100,7 @@ def _share(rows: Sequence[Observation], holds: Callable[[Observation], bool]) ->
 def _suspect(name: Suspected, confidence: float, *evidence: str) -> Suspect | None:
     if confidence <= 0:
         return None
-    return Suspect(name, round(confidence, 3), list(evidence), _REFUTATIONS[name])
+    return Suspect(name, confidence, list(evidence), _REFUTATIONS[name])
 
 
 def _row_order(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
