@@ -43,7 +43,7 @@ class Policy(ABC):
 
     @classmethod
     def within_budget(cls, limits: Limits) -> Limits:
-        """``limits`` with as many rows as the budget allows where that is known beforehand; ``InputError`` if none."""
+        """``limits`` with the rows that the policy uses and the budget allows for sure; ``InputError`` if none."""
         return limits
 
     @abstractmethod

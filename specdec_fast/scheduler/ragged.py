@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .ageing import due_first
 from .plan import Chunk, Plan, Seat
-from .policy import Policy
+from .policy import Limits, Policy
 from .rows import Request, Row
 
 # rows prefilled ahead: with more of them rows wait longer, with fewer seats stay empty while prompts run
@@ -19,10 +20,14 @@ class ByAge(Policy):
     More rows than that would hold KV, and wait, for nothing: the window is a limit here, not a goal.
     """
 
+    @classmethod
+    def within_budget(cls, limits: Limits) -> Limits:
+        ahead = (limits.batch_size + SEATS_PER_SPARE // 2) // SEATS_PER_SPARE
+        return replace(limits, window=min(limits.window, limits.batch_size + ahead))
+
     def wants(self, rows: Sequence[Row], request: Request) -> bool:
         limits = self.limits
-        ahead = (limits.batch_size + SEATS_PER_SPARE // 2) // SEATS_PER_SPARE
-        if len(rows) >= min(limits.window, limits.batch_size + ahead):
+        if len(rows) >= limits.window:
             return False
         # so that at most one prompt is left unfinished by a round, and every row in the window takes part in it
         unread = sum(row.request.prompt_length - row.prefilled for row in rows if not row.is_ready)
