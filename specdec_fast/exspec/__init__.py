@@ -2,5 +2,6 @@
 
 from .decoder import EXSpec
 from .engine import Stream
+from .online import Answer, Session
 
-__all__ = ["EXSpec", "Stream"]
+__all__ = ["Answer", "EXSpec", "Session", "Stream"]

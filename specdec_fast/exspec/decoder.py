@@ -17,6 +17,7 @@ from ..result import GenerationStats, RequestResult
 from ..scheduler import Scheduler
 from ..scheduler.policy import Limits
 from .engine import Engine, Stream
+from .online import Session
 from .ragged import RaggedRunner
 from .runner import Runner
 
@@ -114,6 +115,17 @@ class EXSpec(Decoder):
     def generate_all(self, prompts: Sequence[Any], **options: Any) -> list[RequestResult]:
         """As :meth:`generate`, all results in the order of ``prompts``."""
         return sorted(self.generate(prompts, **options), key=lambda row: row.index)
+
+    def serve(self, *, max_new_tokens: int, eos_token_id: int | Iterable[int] | None = None) -> Session:
+        """Decode prompts as they are submitted, in a thread of its own; arguments and errors as for :meth:`generate`.
+
+        Example:
+            >>> with decoder.serve(max_new_tokens=64) as session:
+            ...     answer = session.submit(prompt)
+            ...     for token in answer:
+            ...         print(tokenizer.decode([token]), end="")
+        """
+        return Session(self.engine(max_new_tokens, eos_token_id))
 
     def engine(self, max_new_tokens: int, eos_token_id: int | Iterable[int] | None) -> Engine:
         """A run without prompts yet."""

@@ -54,9 +54,9 @@ class Engine:
         """Read ``prompts``, numbered from 0, as the window has room."""
         self.scheduler.feed(self._requests(prompts))
 
-    def submit(self, id: int, prompt: Any) -> None:
+    def submit(self, id: int, prompt: Any, queued_at: float) -> None:
         """Queue one prompt; what is wrong with it shows in its result."""
-        if request := self._accept(id, prompt):
+        if request := self._accept(id, prompt, queued_at):
             try:
                 self.scheduler.submit(request)
             except InputError as error:
@@ -77,14 +77,14 @@ class Engine:
             self._end(id, "error", reason)
         if not plan:
             return bool(plan.refused)
-        now = self._now()
+        now = self.now()
         for id in plan.rows:
             record = self.rows[id].result.record
             record.started_at = now if record.started_at is None else record.started_at
         outcomes = self.runner.run(plan, self.rows)
         for id in outcomes.rows:
             record = self.rows[id].result.record
-            record.first_token_at = self._now() if record.first_token_at is None else record.first_token_at
+            record.first_token_at = self.now() if record.first_token_at is None else record.first_token_at
         for id, error in outcomes.failed.items():
             self._end(id, "error", f"{type(error).__name__} while drafting: {error}", self.scheduler.fail(id))
         for ended in self.scheduler.report(outcomes.rows):
@@ -94,11 +94,11 @@ class Engine:
 
     def _requests(self, prompts: Iterable[Any]) -> Iterator[Request]:
         for id, prompt in enumerate(prompts):
-            if request := self._accept(id, prompt):
+            if request := self._accept(id, prompt, self.now()):
                 yield request
 
-    def _accept(self, id: int, prompt: Any) -> Request | None:
-        row = self.rows[id] = RequestRow([], 0, RequestResult(id, 0, record=RequestRecord(queued_at=self._now())))
+    def _accept(self, id: int, prompt: Any, queued_at: float) -> Request | None:
+        row = self.rows[id] = RequestRow([], 0, RequestResult(id, 0, record=RequestRecord(queued_at=queued_at)))
         try:
             row.text, row.remaining = parse(prompt, self.limits)
         except InputError as error:
@@ -111,7 +111,7 @@ class Engine:
         self.runner.release(id)
         result = self.rows.pop(id).result
         result.finish_reason, result.error = reason, error
-        result.record.ended_at = self._now()
+        result.record.ended_at = self.now()
         if record:
             for name in ("queued", "started", "first_token", "ended", "rounds", "longest_wait", "realigns"):
                 setattr(result.record, name, getattr(record, name))
@@ -122,9 +122,10 @@ class Engine:
         stats.host_reads += bool(outcomes.rows)
         stats.bytes_moved = rounds.batch.bytes_moved
         stats.stage_seconds = rounds.clock.seconds()
-        stats.seconds = self._now()
+        stats.seconds = self.now()
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds since the run began."""
         return time.perf_counter() - self._began
 
 
