@@ -51,6 +51,27 @@ def finished_rows(
     return stops.any(1) | (length + n_accepted + 1 >= max_length)
 
 
+def judge(
+    draft_ids: Tensor,
+    target_ids: Tensor,
+    limit: Tensor,
+    n_accepted: Tensor | None,
+    length: Tensor,
+    max_length: Tensor,
+    stop_ids: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``n_accepted`` ``[B]``, the committed tokens ``[B, K + 1]`` and which rows are finished ``[B]``.
+
+    Arguments are those of :func:`specdec_fast.ops.realign_step_`.
+    """
+    if n_accepted is None:
+        n_accepted, bonus = accept_greedy(draft_ids, target_ids, limit)
+    else:
+        bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
+    committed = committed_tokens(draft_ids, n_accepted, bonus)
+    return n_accepted, committed, finished_rows(committed, n_accepted, length, max_length, stop_ids)
+
+
 def plan_realign(
     start: Tensor, end: Tensor, n_accepted: Tensor, finished: Tensor, num_drafts: int
 ) -> tuple[Tensor, Tensor]:
@@ -288,12 +309,7 @@ def realign_step_(
     layout: int,
 ) -> None:
     """The whole commit of a padded round; :func:`specdec_fast.ops.realign_step_` explains the arguments."""
-    if n_accepted is None:
-        n_accepted, bonus = accept_greedy(draft_ids, target_ids, limit)
-    else:
-        bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
-    committed = committed_tokens(draft_ids, n_accepted, bonus)
-    finished = finished_rows(committed, n_accepted, length, max_length, stop_ids)
+    n_accepted, committed, finished = judge(draft_ids, target_ids, limit, n_accepted, length, max_length, stop_ids)
     end = start[0] + length[0]
     if layout == 0:
         new_end, shift = plan_realign(start, end, n_accepted, finished, draft_ids.shape[1])

@@ -12,14 +12,17 @@ from decoding import NoisyOracleDrafter, plant_in_attention
 from test_planted_bugs import PLANTS
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
-from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter
+from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, lanes, ops
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.errors import InputError
 from specdec_fast.exspec import ragged
 from specdec_fast.ragged import RaggedPool
 from specdec_fast.rounds import Rounds
+from specdec_fast.scheduler import POLICIES
 
 NEW_TOKENS = 24
+CHOICES = [(layout, policy) for layout, policies in POLICIES.items() for policy in policies]
+SOME_CHOICES = [("ragged", "age"), ("padded", "same-end"), ("padded", "paper")]
 LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12, 5, 1, 6, 40, 8]
 
 
@@ -79,24 +82,65 @@ def test_equals_greedy_at_batch_one(family, kind, accepted_by_round):
     assert sum(len(set(row.token_ids)) for row in rows) / len(rows) > 8
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES["padded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_greedy_for_every_window(family):
+def test_padded_policies_equal_greedy_at_batch_one(family, policy, accepted_by_round):
+    model = make_model(family, seed=1)
+    prompts = mixed_prompts(1)
+    shapes = [(4, 8, 5, None), (3, 12, 4, 0), (5, 5, 4, 4)] if policy == "same-end" else [(3, 7, 5, None)]
+    for batch_size, window, k, slack in shapes:
+        decoder = EXSpec(
+            model,
+            drafter_of(model),
+            batch_size=batch_size,
+            window=window,
+            num_draft_tokens=k,
+            layout="padded",
+            policy=policy,
+            slack=slack,
+        )
+        stream = decoder.generate(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+        rows = sorted(stream, key=lambda row: row.index)
+        assert not wrong_rows(model, prompts, rows)
+        assert len({row.record.started for row in rows}) > 2
+        runner, counters = stream._engine.runner, stream._engine.scheduler.counters
+        column = sum(model.cache.bytes_per_column for model in runner.lanes.models)
+        assert stream.stats.bytes_moved == counters.columns_moved * column > 0
+        assert not runner.rows and not any(model.filled for model in runner.lanes.models)
+    assert sum(len(set(accepted)) > 1 for accepted in accepted_by_round) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "policy"), CHOICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_greedy_for_every_window(family, layout, policy):
     for seed, batch_size, times in itertools.product(range(3), (1, 2, 3, 5, 8), (1, 2, 4)):
         model, prompts = make_model(family, seed), mixed_prompts(seed)
-        decoder = EXSpec(model, drafter_of(model), batch_size=batch_size, window=times * batch_size, prefill_tokens=16)
+        decoder = EXSpec(
+            model,
+            drafter_of(model),
+            batch_size=batch_size,
+            window=times * batch_size,
+            prefill_tokens=16,
+            layout=layout,
+            policy=policy,
+        )
         rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
         assert not wrong_rows(model, prompts, rows)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_early_ends_let_others_in(family):
+@pytest.mark.parametrize(
+    ("family", "layout", "policy"),
+    [*((family, "ragged", "age") for family in FAMILIES), *(("llama", *choice) for choice in CHOICES[1:])],
+)
+def test_early_ends_let_others_in(family, layout, policy):
     model = make_model(family, seed=4)
     prompts = make_prompts(LENGTHS, 4)
     texts = [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in prompts]
     eos = Counter(token for text in texts for token in set(text[2:])).most_common(1)[0][0]
     drafter = NoisyOracleDrafter(model, prompts, NEW_TOKENS, seed=0, wrong=0.2)
-    rows = EXSpec(model, drafter, batch_size=3).generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=eos)
+    decoder = EXSpec(model, drafter, batch_size=3, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=eos)
     assert not wrong_rows(model, prompts, rows, eos)
     for row in rows:
         assert row.finish_reason == ("eos" if row.token_ids[-1] == eos else "length")
@@ -160,6 +204,51 @@ def chunks_see_the_future(monkeypatch):
     plant_in_attention(monkeypatch, lambda segments: [s._replace(start=s.start + (s.size > 6)) for s in segments])
 
 
+def shifted_too_far(monkeypatch):
+    """What comes from another row or from the pool lands one column too far."""
+    gather = ops.gather_realign_
+
+    def skewed(caches, pools, row, source, start, num_columns, shift):
+        gather(caches, pools, row, source, start, num_columns, shift + (row != source).long())
+
+    monkeypatch.setattr(ops, "gather_realign_", skewed)
+
+
+def pool_misses_drafts(monkeypatch):
+    """Only the first new token of a round reaches the pool."""
+    mirror = lanes.LaneFollower._mirror
+    monkeypatch.setattr(
+        lanes.LaneFollower,
+        "_mirror",
+        lambda self, first, filled: mirror(self, first, [min(n, end) for n, end in zip(filled, self.batch.ends)]),
+    )
+
+
+def leads_ignored(monkeypatch):
+    """The logits of a row that leads are taken from where they would be without a lead."""
+    ahead = lanes.Lanes.ahead
+
+    def unled(self, count):
+        columns = ahead(self, count)
+        return columns if count == 4 else columns - columns[:, :1] + columns.min()
+
+    monkeypatch.setattr(lanes.Lanes, "ahead", unled)
+
+
+@pytest.mark.parametrize(
+    ("policy", "plant"),
+    [("paper", shifted_too_far), ("paper", pool_misses_drafts), ("same-end", leads_ignored)],
+)
+def test_bug_in_lanes_is_seen(policy, plant, monkeypatch):
+    model = make_model("llama", seed=1)
+    prompts = mixed_prompts(1)
+    decoder = EXSpec(model, drafter_of(model), batch_size=3, num_draft_tokens=4, layout="padded", policy=policy)
+    run = lambda: decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])  # noqa: E731
+    assert not wrong_rows(model, prompts, run())
+    plant(monkeypatch)
+    assert wrong_rows(model, prompts, run())
+
+
 @pytest.mark.parametrize("plant", [chunks_out_of_place, slots_not_followed, chunks_see_the_future])
 def test_bug_in_what_is_new_is_seen(plant, monkeypatch):
     model = make_model("llama", seed=1)
@@ -201,6 +290,25 @@ def test_memory_keeps_the_budget_and_comes_back():
     assert not stream._engine.rows and not stream._engine.runner.slots
 
 
+@pytest.mark.parametrize("policy", ["same-end", "paper"])
+def test_lanes_and_pool_keep_the_budget(policy):
+    model = make_model("llama", seed=1)
+    prompts = make_prompts([5] * 9, 1)
+    row = 2 * 15 + 6 + (15 if policy == "paper" else 0)
+    options = {"batch_size": 4, "layout": "padded", "policy": policy}
+    for rows in (1, 3):
+        stream = EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(rows * row + 5), **options).generate(
+            prompts, max_new_tokens=10, eos_token_id=[]
+        )
+        assert all(r.token_ids == greedy_oracle(model, prompts[r.index], 10) for r in stream)
+        assert stream._engine.scheduler.limits.batch_size == rows
+        assert stream.kv_bytes == budget_for(rows * row)
+    with pytest.raises(InputError, match="one row of max_columns=15 takes"):
+        EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(row - 1), **options).generate(
+            prompts, max_new_tokens=10
+        )
+
+
 def test_a_budget_without_room_for_a_row_refuses_that_row():
     model = make_model("llama", seed=1)
     decoder = EXSpec(model, NgramDrafter(), batch_size=2, kv_budget_bytes=budget_for(30) // 2)
@@ -225,11 +333,13 @@ BAD_PROMPTS = [
 ]
 
 
-def test_a_prompt_that_cannot_be_decoded_ends_alone():
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+def test_a_prompt_that_cannot_be_decoded_ends_alone(layout, policy):
     model = make_model("llama", seed=1)
     good = make_prompts([5] * len(BAD_PROMPTS), 1)
     prompts = [prompt for pair in zip(good, (bad for bad, _ in BAD_PROMPTS), strict=True) for prompt in pair]
-    rows = EXSpec(model, NgramDrafter(), batch_size=3).generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    decoder = EXSpec(model, NgramDrafter(), batch_size=3, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
     assert [row.index for row in rows] == list(range(len(prompts)))
     assert [row.token_ids for row in rows[::2]] == [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in good]
     for row, (_, reason) in zip(rows[1::2], BAD_PROMPTS, strict=True):
@@ -262,14 +372,15 @@ class FailingDrafter(Drafter, DraftRun):
         self.run.forget(row)
 
 
-@pytest.mark.parametrize("how", ["raise", "too many"])
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_a_draft_that_fails_ends_its_row_only(kind, how):
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+@pytest.mark.parametrize(("kind", "how"), [("model", "raise"), ("ngram", "too many")])
+def test_a_draft_that_fails_ends_its_row_only(kind, how, layout, policy):
     model = make_model("llama", seed=1)
     prompts = make_prompts(LENGTHS, 1)
     bad = {1, 5, 6}
     drafter = FailingDrafter(drafter_of(model, kind), bad, how)
-    rows = EXSpec(model, drafter, batch_size=4).generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    decoder = EXSpec(model, drafter, batch_size=4, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
     for row, prompt in zip(rows, prompts, strict=True):
         want = greedy_oracle(model, prompt, NEW_TOKENS)
         if row.index in bad:
@@ -286,10 +397,11 @@ def test_when_every_draft_fails_the_run_still_ends():
     assert [row.finish_reason for row in rows] == ["error"] * 9
 
 
-def test_cancelled_rows_end_and_others_go_on():
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+def test_cancelled_rows_end_and_others_go_on(layout, policy):
     model = make_model("llama", seed=1)
     prompts = make_prompts(LENGTHS, 1)
-    stream = EXSpec(model, drafter_of(model), batch_size=3, window=6).generate(
+    stream = EXSpec(model, drafter_of(model), batch_size=3, window=6, layout=layout, policy=policy).generate(
         prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[]
     )
     rows = [next(stream)]

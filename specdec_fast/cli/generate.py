@@ -209,10 +209,9 @@ class _Job:
         return self._decode_stream() if self.options.method == "exspec" else self._decode_batches()
 
     def _decode_stream(self) -> GenerationStats:
-        from .. import EXSpec, compat
+        from .. import EXSpec
 
         options = self.options
-        longest = max(map(len, self.encoded)) + options.max_new_tokens
         decoder = EXSpec(
             self.target,
             self._drafter(),
@@ -221,11 +220,10 @@ class _Job:
             window=options.window,
             layout=options.layout or "ragged",
             policy=options.policy,
-            max_length=min(longest, compat.model_traits(self.target).max_position + 1),
         )
         missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]
         limits = {key: self.limits[key] for key in ("max_new_tokens", "eos_token_id")}
-        prompts = (self.encoded[index] for index in missing)
+        prompts = [self.encoded[index] for index in missing]
         stream = decoder.generate(prompts, on_round=self.screen.update, **limits)
         for count, row in enumerate(stream, 1):
             index = missing[row.index]

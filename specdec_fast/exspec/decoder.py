@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,13 +13,13 @@ from ..acceptance import Acceptance
 from ..decoder import Decoder
 from ..drafters import Drafter
 from ..errors import InputError
-from ..ragged import RaggedPool
 from ..result import GenerationStats, RequestResult
 from ..scheduler import Scheduler
-from ..scheduler.policy import Limits
 from .engine import Engine, Stream
 from .online import Session
+from .padded import PaddedRunner
 from .ragged import RaggedRunner
+from .request import Limits, parse
 from .runner import Runner
 
 
@@ -38,8 +39,11 @@ class EXSpec(Decoder):
             rounds that serving the window takes.
         kv_budget_bytes: KV bytes that target and draft may take; fewer rows run where they would need more. While a
             pool grows, one tensor of it is held twice.
-        max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context.
-        prefill_tokens: prompt tokens that ride along with a round.
+        max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context. The padded layout holds
+            two to three times that for each row, so give it there, or give the prompts as a list.
+        prefill_tokens: prompt tokens that ride along with a round, ragged layout.
+        slack: columns by which a row may lead over the edge of its batch, policy ``same-end``; ``None`` is half of
+            ``num_draft_tokens``, rounded up.
 
     Raises:
         InputError: an argument out of range, or a draft that does not fit the target.
@@ -64,6 +68,7 @@ class EXSpec(Decoder):
         kv_budget_bytes: int | None = None,
         max_length: int | None = None,
         prefill_tokens: int = 512,
+        slack: int | None = None,
         acceptance: Acceptance | None = None,
     ):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
@@ -81,7 +86,7 @@ class EXSpec(Decoder):
             "num_draft_tokens": num_draft_tokens,
             "max_wait_rounds": max_wait_rounds,
             "prefill_tokens": prefill_tokens,
-            "slack": 0,
+            "slack": slack,
         }
         # so that a setting that is out of range is refused here
         self.scheduler(self.max_length, None)
@@ -108,7 +113,7 @@ class EXSpec(Decoder):
         Raises:
             InputError: ``max_new_tokens`` out of range, or a budget too small for any row.
         """
-        engine = self.engine(max_new_tokens, eos_token_id)
+        engine = self._engine(self._longest(prompts, max_new_tokens), max_new_tokens, eos_token_id)
         engine.feed(prompts)
         return Stream(engine, on_round)
 
@@ -125,34 +130,42 @@ class EXSpec(Decoder):
             ...     for token in answer:
             ...         print(tokenizer.decode([token]), end="")
         """
-        return Session(self.engine(max_new_tokens, eos_token_id))
-
-    def engine(self, max_new_tokens: int, eos_token_id: int | Iterable[int] | None) -> Engine:
-        """A run without prompts yet."""
-        if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
-        return Engine(self, self.max_length, max_new_tokens, eos_token_id)
+        return Session(self._engine(self.max_length, max_new_tokens, eos_token_id))
 
     def scheduler(self, longest: int, budget_columns: int | None) -> Scheduler:
         """A scheduler with this decoder's settings."""
         return Scheduler(**self._settings, max_columns=longest, budget_columns=budget_columns)
 
-    def runner(self, limits: Limits, longest: int, stop_ids: Sequence[int]) -> Runner:
-        """What carries out the plans of a scheduler within ``limits``."""
-        return RaggedRunner(self, limits.window, longest, limits.budget_columns, stop_ids)
+    def runner(self, scheduler: Scheduler, longest: int, stop_ids: Sequence[int]) -> Runner:
+        """What carries out the plans of ``scheduler``."""
+        if self.layout == "ragged":
+            return RaggedRunner(self, scheduler.limits, longest, stop_ids)
+        return PaddedRunner(self, scheduler.limits, scheduler.uses_pool, stop_ids)
 
     @torch.no_grad()
     def budget_columns(self, longest: int) -> int | None:
         """The budget in KV columns of all models together."""
         if self.kv_budget_bytes is None:
             return None
-        pool = RaggedPool(1, [], self.target.device, chunk=1)
-        pool.follow(self.target)
-        self.drafter.begin(pool, longest)
-        pool.select([pool.lease(pool.tokens.new_zeros(1), 2)])
-        for model in pool.models:
-            model.verify(pool.tokens.new_zeros(1, 0), [0])
-        columns = self.kv_budget_bytes // pool.kv_bytes
+        kind: type[Runner] = RaggedRunner if self.layout == "ragged" else PaddedRunner
+        size = kind.column_bytes(self, longest)
+        columns = self.kv_budget_bytes // size
         if columns < 2:
-            raise InputError(f"kv_budget_bytes={self.kv_budget_bytes}: a row of 2 tokens takes {2 * pool.kv_bytes}")
+            raise InputError(f"kv_budget_bytes={self.kv_budget_bytes}: a row of 2 tokens takes {2 * size}")
         return columns
+
+    def _engine(self, longest: int, max_new_tokens: int, eos_token_id: int | Iterable[int] | None) -> Engine:
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
+        return Engine(self, longest, max_new_tokens, eos_token_id)
+
+    def _longest(self, prompts: Iterable[Any], max_new_tokens: int) -> int:
+        """Most tokens that a row can reach; known where all prompts are there."""
+        if not isinstance(prompts, Sequence):
+            return self.max_length
+        limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]
+        for prompt in prompts:
+            with suppress(InputError):
+                ids, new = parse(prompt, limits)
+                columns.append(len(ids) + new)
+        return max(columns)

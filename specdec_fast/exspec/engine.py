@@ -26,7 +26,7 @@ class Engine:
 
     Args:
         decoder: its settings.
-        longest: most tokens of a row.
+        longest: tokens that no row will outgrow.
         max_new_tokens: new tokens of a prompt that does not say.
         eos_token_id: id or ids that end a row; ``None`` takes the model's.
 
@@ -36,12 +36,12 @@ class Engine:
     """
 
     def __init__(self, decoder: EXSpec, longest: int, max_new_tokens: int, eos_token_id: int | Iterable[int] | None):
-        self.limits = Limits(decoder.vocab_size, longest, max_new_tokens)
+        self.limits = Limits(decoder.vocab_size, decoder.max_length, max_new_tokens)
         self_check(decoder.target, decoder.layout, longest)
         stop_ids = compat.eos_ids(decoder.target, eos_token_id)
         budget = decoder.budget_columns(longest)
         self.scheduler = decoder.scheduler(longest, budget)
-        self.runner = decoder.runner(self.scheduler.limits, longest, stop_ids)
+        self.runner = decoder.runner(self.scheduler, longest, stop_ids)
         self.rows: dict[int, RequestRow] = {}
         self.ended: deque[RequestResult] = deque()
         self._began = time.perf_counter()

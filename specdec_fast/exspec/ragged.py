@@ -10,6 +10,7 @@ from ..decoder import Decoder
 from ..ragged import RaggedPool, Segment
 from ..rounds import Rounds
 from ..scheduler import Outcome, Plan
+from ..scheduler.policy import Limits
 from .request import RequestRow
 from .runner import Outcomes, Runner
 
@@ -22,17 +23,14 @@ class RaggedRunner(Runner):
 
     Args:
         decoder: whose models run.
-        window: most rows at a time.
+        limits: the scheduler's.
         longest: tokens that no row will outgrow.
-        budget_columns: KV columns that all rows together may take, or ``None`` for any.
         stop_ids: token ids that end a row.
     """
 
-    def __init__(
-        self, decoder: Decoder, window: int, longest: int, budget_columns: int | None, stop_ids: Sequence[int]
-    ):
-        self.window = window
-        self.pool = RaggedPool(0, stop_ids, decoder.target.device, max_columns=budget_columns)
+    def __init__(self, decoder: Decoder, limits: Limits, longest: int, stop_ids: Sequence[int]):
+        self.window = limits.window
+        self.pool = RaggedPool(0, stop_ids, decoder.target.device, max_columns=limits.budget_columns)
         self.rounds = Rounds(decoder, self.pool, longest, stop_ids)
         self.slots: dict[int, int] = {}
         # most tokens of each row in a slot
@@ -68,6 +66,15 @@ class RaggedRunner(Runner):
         if id in self.slots:
             self.pool.release(self.slots[id])
             self._forget(id)
+
+    @classmethod
+    def column_bytes(cls, decoder: Decoder, longest: int) -> int:
+        pool = RaggedPool(1, [], decoder.target.device, chunk=1)
+        rounds = Rounds(decoder, pool, longest, [])
+        pool.select([pool.lease(pool.tokens.new_zeros(1), 2)])
+        for model in pool.models:
+            model.verify(*rounds.no_drafts(1))
+        return pool.kv_bytes
 
     @property
     def kv_bytes(self) -> int:

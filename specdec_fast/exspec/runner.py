@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.nn.utils.rnn import pad_sequence
 
+from ..decoder import Decoder
 from ..drafters import Drafts
 from ..rounds import Rounds
 from ..scheduler import Outcome, Plan
@@ -38,6 +39,11 @@ class Runner(ABC):
     @abstractmethod
     def release(self, id: int) -> None:
         """Let a row go, wherever it is; one that was never run is not known."""
+
+    @classmethod
+    @abstractmethod
+    def column_bytes(cls, decoder: Decoder, longest: int) -> int:
+        """KV bytes that a token takes in all models."""
 
     @property
     @abstractmethod

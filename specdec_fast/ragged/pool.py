@@ -65,6 +65,10 @@ class RaggedPool(Batch):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
     def follow(self, model: PreTrainedModel) -> RaggedModel:
         follower = RaggedModel(self, model)
         self.models.append(follower)
@@ -199,12 +203,9 @@ class RaggedPool(Batch):
 
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
         length = self.length[self.slots]
-        if n_accepted is None:
-            n_accepted, bonus = reference.accept_greedy(draft_ids, target_ids, limit)
-        else:
-            bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
-        committed = reference.committed_tokens(draft_ids, n_accepted, bonus)
-        finished = reference.finished_rows(committed, n_accepted, length, self.max_length[self.slots], self.stop_ids)
+        n_accepted, committed, finished = reference.judge(
+            draft_ids, target_ids, limit, n_accepted, length, self.max_length[self.slots], self.stop_ids
+        )
         self.tokens[self.slots[:, None], self._ahead(committed.shape[1])] = committed
         new_length = length + n_accepted + 1
         self.length[self.slots] = new_length

@@ -141,6 +141,11 @@ class Scheduler:
         self._round = 0
 
     @property
+    def uses_pool(self) -> bool:
+        """Rows wait outside of the lanes of the padded layout."""
+        return self._policy.uses_pool
+
+    @property
     def active(self) -> list[int]:
         """Rows in the window, the oldest first."""
         return list(self._rows)

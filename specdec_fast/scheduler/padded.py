@@ -17,7 +17,6 @@ class Padded(Policy):
     """Base of the padded policies; newcomers are prefilled in place, at the right edge of the batch they join."""
 
     slack = 0
-    uses_pool = False
 
     def __init__(self, limits: Limits):
         super().__init__(limits)

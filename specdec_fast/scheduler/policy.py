@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .plan import Plan
 from .rows import Request, Row
@@ -36,7 +37,13 @@ class Limits:
 
 
 class Policy(ABC):
-    """Chooses the rows of each round; rows are given in order of age."""
+    """Chooses the rows of each round; rows are given in order of age.
+
+    Attributes:
+        uses_pool: rows wait outside of the lanes of the padded layout.
+    """
+
+    uses_pool: ClassVar[bool] = False
 
     def __init__(self, limits: Limits):
         self.limits = limits
