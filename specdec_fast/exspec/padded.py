@@ -33,6 +33,10 @@ class PaddedRunner(Runner):
         self.rounds = Rounds(decoder, self.lanes, limits.max_columns, stop_ids)
         self.rows: dict[int, LaneRow] = {}
         self._free_slots = list(range(slots))
+        # of the round under way
+        self._edge = 0
+        self._seated: list[int] = []
+        self._ends: dict[int, int] = {}
 
     def run(self, plan: Plan, rows: Mapping[int, RequestRow]) -> Outcomes:
         assert plan.edge is not None

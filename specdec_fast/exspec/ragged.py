@@ -35,6 +35,8 @@ class RaggedRunner(Runner):
         self.slots: dict[int, int] = {}
         # most tokens of each row in a slot
         self._columns: dict[int, int] = {}
+        # of the round under way
+        self._seated: list[int] = []
 
     def run(self, plan: Plan, rows: Mapping[int, RequestRow]) -> Outcomes:
         self._lease([chunk.row for chunk in plan.chunks if chunk.row not in self.slots], rows)
