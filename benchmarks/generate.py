@@ -8,7 +8,8 @@ Methods alternate in one process; every output is compared with the target's own
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,11 +33,24 @@ Method = Callable[[], Answers]
 
 
 class Bench:
-    """A target and its prompts; batch size 1 takes only every ``stride``-th of them, to keep a run short."""
+    """A target and its prompts; batch size 1 takes only every ``stride``-th of them, to keep a run short.
 
-    def __init__(self, target: str, rows: int, stride: int, prompts: str, dtype: str, device: str, max_new_tokens: int):
+    Each of ``openings`` before each prompt of the file makes a prompt.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        rows: int,
+        stride: int,
+        prompts: str,
+        dtype: str,
+        device: str,
+        max_new_tokens: int,
+        openings: Sequence[str] = ("",),
+    ):
         self.model, self.tokenizer = load(target, dtype=dtype, device=device)
-        chosen = read(prompts)
+        chosen = [replace(prompt, text=opening + prompt.text) for opening in openings for prompt in read(prompts)]
         chosen = chosen[:: max(1, len(chosen) // rows)][:rows]
         self.encoded = encode(chosen, self.tokenizer, chat=bool(self.tokenizer.chat_template))
         self.stride = stride
@@ -143,7 +157,7 @@ def main(
         f"{ours} / {theirs}": ratio(records[ours]["tokens_per_second"], records[theirs]["tokens_per_second"])
         for ours, theirs in pairs
     }
-    _show(records, speedups)
+    show(records, speedups)
     if json_path:
         facts = {"dtype": str(bench.model.dtype).removeprefix("torch."), "num_draft_tokens": k, "max_new_tokens": new}
         shown = {label: vars(speedup) for label, speedup in speedups.items()}
@@ -153,7 +167,7 @@ def main(
     raise typer.Exit(int(wrong or slower))
 
 
-def _show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio]) -> None:
+def show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio]) -> None:
     console = Console()
     table = Table("method", "tokens/s", "exact", "near-ties", "mismatches")
     for name, record in records.items():

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from .drafters import SelfDrafter as SelfDrafter
     from .dropin import realign_cache as realign_cache
     from .eqspec import EQSpec as EQSpec
+    from .exspec import EXSpec as EXSpec
     from .result import GenerationResult as GenerationResult
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
     "EQSpec": "eqspec",
+    "EXSpec": "exspec",
     "GenerationResult": "result",
     "ModelDrafter": "drafters",
     "NgramDrafter": "drafters",

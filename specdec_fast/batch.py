@@ -28,13 +28,11 @@ class Batch(ABC):
     Attributes:
         layout: name of the layout.
         needs: what a model must take to run on it.
-        tokens: ``[rows, C]`` int64, on the device of the batch.
         bytes_moved: KV bytes relocated so far.
     """
 
     layout: ClassVar[str]
     needs: ClassVar[str]
-    tokens: Tensor
     bytes_moved: int
 
     @abstractmethod
@@ -53,8 +51,9 @@ class Batch(ABC):
         """Rows of the next round."""
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
-        return self.tokens.device
+        """Where its tensors live."""
 
     @abstractmethod
     def follow(self, model: PreTrainedModel) -> Follower:

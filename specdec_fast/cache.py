@@ -54,8 +54,10 @@ class PaddedCache(Cache):
         capacity: columns allocated per row.
     """
 
+    layer_class = PaddedLayer
+
     def __init__(self, capacity: int):
-        super().__init__(layer_class_to_replicate=functools.partial(PaddedLayer, self))
+        super().__init__(layer_class_to_replicate=functools.partial(self.layer_class, self))
         self.capacity = capacity
         self.column = 0
         self.first_column = 0

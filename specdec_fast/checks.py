@@ -52,6 +52,76 @@ def realign_memory(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor,
     _need_values(holds & lands, explain)
 
 
+def gather_realign_shapes(
+    caches: Sequence[Tensor],
+    pools: Sequence[Tensor],
+    row: Tensor,
+    source: Tensor,
+    start: Tensor,
+    num_columns: Tensor,
+    shift: Tensor,
+) -> None:
+    device = row.device
+    _need("row", row, ["M"], device)
+    for name, x in (("source", source), ("start", start), ("num_columns", num_columns), ("shift", shift)):
+        _need(name, x, [row.shape[0]], device)
+    if caches:
+        _need_kv("caches[0]", caches[0], "B", device)
+        _need_caches(caches, caches[0].shape[0], device)
+    if pools and len(pools) != len(caches):
+        _refuse(f"pools has {len(pools)} entries, caches {len(caches)}; need one pool for each cache, or none")
+    for i, (pool, x) in enumerate(zip(pools, caches)):
+        rows = pools[0].shape[0] if pools[0].dim() else 0
+        _need(f"pools[{i}]", pool, [rows, x.shape[1], "C", x.shape[3]], device, x.dtype)
+
+
+def gather_realign_memory(
+    caches: Sequence[Tensor],
+    pools: Sequence[Tensor],
+    row: Tensor,
+    source: Tensor,
+    start: Tensor,
+    num_columns: Tensor,
+    shift: Tensor,
+) -> None:
+    vectors = [("row", row), ("source", source), ("start", start), ("num_columns", num_columns), ("shift", shift)]
+    _need_disjoint(_numbered("caches", caches), _numbered("pools", pools) + vectors)
+    if not caches or row.device.type != "cpu":
+        return
+    rows, pooled = caches[0].shape[0], pools[0].shape[0] if pools else 0
+    capacity = min(x.shape[2] for x in caches)
+    pool_capacity = min((x.shape[2] for x in pools), default=0)
+    _need_in_range("row", row, rows)
+    _need_values(
+        (source >= -pooled) & (source < rows),
+        lambda m: f"source[{m}] is {source[m].item()}; need {-pooled}..{rows - 1}",
+    )
+    others = torch.arange(len(row)) != torch.arange(len(row))[:, None]
+    _need_values(
+        ~((row == row[:, None]) & others).any(1), lambda m: f"row[{m}] is {row[m].item()}, as is another; need distinct"
+    )
+    _need_values(
+        ~((source == row[:, None]) & others).any(1),
+        lambda m: f"row[{m}] is {row[m].item()}, the source of another move; need rows that no other move reads",
+    )
+    room = torch.where(source < 0, pool_capacity, capacity) - start
+    _need_values(
+        (start >= 0) & (room >= 0) & (num_columns >= 0) & (num_columns <= room),
+        lambda m: (
+            f"move {m} takes {num_columns[m].item()} columns from {start[m].item()} on; "
+            f"its source has {(room + start)[m].item()}"
+        ),
+    )
+    # without sums that could overflow
+    _need_values(
+        (num_columns == 0) | ((shift >= -start) & (shift <= capacity - num_columns - start)),
+        lambda m: (
+            f"shift[{m}] is {shift[m].item()}; it moves columns {start[m].item()}.."
+            f"{(start + num_columns)[m].item() - 1} into {capacity}"
+        ),
+    )
+
+
 def append_kv_shapes(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     _need("row_of", row_of, ["N"], row_of.device)
     tokens = row_of.shape[0]

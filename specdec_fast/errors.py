@@ -1,5 +1,12 @@
 """Errors a user can act on."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .result import RequestResult
+
 
 class InputError(ValueError):
     """An argument, file or model that cannot be used; the message names it and what is accepted."""
@@ -19,3 +26,11 @@ class EndpointError(InputError):
     def __init__(self, message: str, status: int | None = None):
         super().__init__(message)
         self.status = status
+
+
+class RequestError(RuntimeError):
+    """One request of an online session failed; ``result`` holds what it had gained."""
+
+    def __init__(self, message: str, result: RequestResult):
+        super().__init__(message)
+        self.result = result

@@ -26,9 +26,12 @@ SCHEMAS = re.findall(
 # name: what needs no memory, what needs real tensors, the definition
 _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
     "realign_": (checks.realign_shapes, checks.realign_memory, reference.realign_),
+    "gather_realign_": (checks.gather_realign_shapes, checks.gather_realign_memory, reference.gather_realign_),
     "append_kv_": (checks.append_kv_shapes, checks.append_kv_memory, reference.append_kv_),
     "realign_step_": (checks.realign_step_shapes, checks.realign_step_memory, reference.realign_step_),
 }
+# on a GPU these are the definition, whatever the backend
+_WITHOUT_KERNEL = ("gather_realign_",)
 
 
 def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
@@ -53,6 +56,45 @@ def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift
     """
     _need_no_grad("caches", caches)
     torch.ops.specdec_fast.realign_.default(caches, start, num_columns, shift)
+
+
+def gather_realign_(
+    caches: Sequence[Tensor],
+    pools: Sequence[Tensor],
+    row: Tensor,
+    source: Tensor,
+    start: Tensor,
+    num_columns: Tensor,
+    shift: Tensor,
+) -> None:
+    """Put a padded batch together from rows that are there and rows of a pool: gather and shift in one.
+
+    Move m takes columns ``[start_m, start_m + num_columns_m)`` of row ``source_m`` of the caches, or of row
+    ``-1 - source_m`` of the pools, to row ``row_m`` of the caches, ``shift_m`` columns to the right. Columns that
+    nothing moves onto keep their bytes. C++ on the CPU; elsewhere the definition.
+
+    Parameters
+    ----------
+    caches
+        ``[B, H, C, D]`` each, written, strided views allowed, elements of 1, 2, 4 or 8 bytes.
+    pools
+        None, or one for each cache: ``[W, H, C', D]`` of its H, D and dtype.
+    row, source
+        ``[M]`` int64. Rows are distinct, and none is the source of another move.
+    start, num_columns, shift
+        ``[M]`` int64. Columns and where they go must lie within the tensors. All of this is checked only on the CPU.
+
+    Examples
+    --------
+    >>> cache, pool = torch.zeros(2, 1, 4, 1), torch.tensor([7.0, 8.0]).view(1, 1, 2, 1)
+    >>> cache[0, 0, 0] = 5.0
+    >>> row, source, start = torch.tensor([0, 1]), torch.tensor([0, -1]), torch.tensor([0, 0])
+    >>> gather_realign_([cache], [pool], row, source, start, torch.tensor([1, 2]), torch.tensor([3, 2]))
+    >>> cache[:, 0, :, 0].tolist()
+    [[5.0, 0.0, 0.0, 5.0], [0.0, 0.0, 7.0, 8.0]]
+    """
+    _need_no_grad("caches", caches)
+    torch.ops.specdec_fast.gather_realign_.default(caches, pools, row, source, start, num_columns, shift)
 
 
 def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
@@ -196,9 +238,10 @@ def _checked(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
 @functools.cache
 def _triton(name: str) -> Callable[..., None]:
     """The Triton kernel where it can run, else the definition; found at the first call, to keep importing cheap."""
-    if next(backend.available for backend in backends.available() if backend.name == "triton"):
-        return getattr(importlib.import_module("specdec_fast.kernels.realign"), name)
-    return _OPERATORS[name][2]
+    definition = _OPERATORS[name][2]
+    if name in _WITHOUT_KERNEL or not next(b.available for b in backends.available() if b.name == "triton"):
+        return definition
+    return getattr(importlib.import_module("specdec_fast.kernels.realign"), name)
 
 
 def _unserved(name: str, backend: str) -> Callable[..., None]:

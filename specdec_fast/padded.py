@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -60,6 +61,10 @@ class PaddedBatch(Batch):
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
 
     @property
     def first_column(self) -> int:
@@ -188,8 +193,19 @@ class PaddedBatch(Batch):
         self.bytes_moved += columns * sum(cache.bytes_per_column for cache in self._caches)
 
 
+class PaddedRows(Protocol):
+    """Rows that a :class:`PaddedModel` runs over; :class:`PaddedBatch` explains the members."""
+
+    @property
+    def first_column(self) -> int: ...
+
+    def mask(self, kind: MaskKind, first: int, count: int) -> Tensor: ...
+
+    def position_ids(self, first: int, count: int, max_position: int) -> Tensor: ...
+
+
 class PaddedModel:
-    """A causal LM that runs over a :class:`PaddedBatch`.
+    """A causal LM that runs over padded rows.
 
     Args:
         model: any transformers causal LM with attention layers only; ``sdpa`` or ``eager`` attention.
@@ -208,7 +224,7 @@ class PaddedModel:
     def last_id(self) -> int:
         return compat.text_config(self.model).vocab_size - 1
 
-    def forward(self, batch: PaddedBatch, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
+    def forward(self, batch: PaddedRows, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
         """Run columns ``[first, first + Q)`` and write their KV.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-FinishReason = Literal["eos", "length"]
+FinishReason = Literal["eos", "length", "cancelled", "error"]
 STAGES = ("draft", "verify", "accept", "commit")
 
 
@@ -19,7 +19,7 @@ class RowResult:
         index: row of ``input_ids``.
         prompt_length: real prompt tokens, padding excluded.
         token_ids: new tokens; the EOS that ended the row is included.
-        finish_reason: ``"eos"`` or ``"length"``.
+        finish_reason: ``"eos"`` or ``"length"``; of a request also ``"cancelled"`` or ``"error"``.
         rounds: verify calls this row took part in.
         drafted: draft tokens the target verified for this row.
         accepted: draft tokens the target accepted.
@@ -32,6 +32,46 @@ class RowResult:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+
+
+@dataclass
+class RequestRecord:
+    """The way of a request through EXSPEC, in rounds of its scheduler and seconds of its run; ``None`` where it did not
+    get that far.
+
+    Attributes:
+        queued, started, first_token, ended: rounds in which it was read or submitted, its prompt began, it gained its
+            first token, and it ended.
+        queued_at, started_at, first_token_at, ended_at: the same in seconds.
+        rounds: rounds it took part in, those of its prompt included.
+        longest_wait: most rounds in a row that it sat out after it had started.
+        realigns: times its KV was moved.
+    """
+
+    queued: int | None = None
+    started: int | None = None
+    first_token: int | None = None
+    ended: int | None = None
+    queued_at: float = 0.0
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    rounds: int = 0
+    longest_wait: int = 0
+    realigns: int = 0
+
+
+@dataclass
+class RequestResult(RowResult):
+    """One request of EXSPEC that has ended; ``index`` counts the prompts.
+
+    Attributes:
+        error: why it ended early, or ``None``. What it had gained until then is kept.
+        record: when it passed where.
+    """
+
+    error: str | None = None
+    record: RequestRecord = field(default_factory=RequestRecord)
 
 
 @dataclass

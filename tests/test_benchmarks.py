@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 import typer
+from tiny_dirs import save_tiny
 
-from benchmarks import harness, realign, realign_methods
+from benchmarks import generate, harness, realign, realign_methods, stream
 from benchmarks.realign_methods import Batch, Case, Commit
 from specdec_fast import backends, ops, reference
 
@@ -268,3 +269,14 @@ def test_moving_too_many_bytes_is_a_failure():
     assert realign.failures(kept | {"batch_size": 32, "share_moved": 0.80}) == []
     (text,) = realign.failures(kept | {"batch_size": 8, "share_moved": 0.80})
     assert text == "B=8: 80% of valid bytes moved, allowed 75%"
+
+
+def test_stream_methods_agree_and_count_rounds(tmp_path):
+    target = save_tiny(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "ab " * n}) + "\n" for n in (1, 5, 2)))
+    bench = generate.Bench(str(target), 9, 1, str(prompts), "float32", "cpu", 9, stream.OPENINGS)
+    ours, theirs = stream.exspec(bench, 2, 3)(), stream.eqspec(bench, 2, 3, "ragged")()
+    assert len(bench.encoded) == len({tuple(ids) for ids in bench.encoded}) == 9
+    assert ours[0] == theirs[0] and bench.verify(ours[0], 2)["mismatches"] == 0
+    assert min(ours[1]) >= 2 and sum(theirs[1]) <= sum(map(len, theirs[0]))

@@ -106,7 +106,9 @@ def test_rows_equal_the_target_alone(models, command, tmp_path, capsys):
     }
 
 
-@pytest.mark.parametrize("other", [["--draft", "ngram"], ["--draft", "self:~1"], ["--method", "autoregressive"]])
+@pytest.mark.parametrize(
+    "other", [["--draft", "ngram"], ["--draft", "self:~1"], ["--method", "autoregressive"], ["--layout", "ragged"]]
+)
 def test_every_way_gives_the_same_text(command, tmp_path, other):
     assert main(command) == 0
     expected = tokens_of(tmp_path / "out.jsonl")
@@ -149,6 +151,52 @@ def test_check_passes_and_finds_a_planted_difference(command, tmp_path, capsys):
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*command, "--resume", "--check"]) == 1
     assert "prompt 7: MISMATCH at token 1" in capsys.readouterr().out
+
+
+def test_exspec_gives_the_same_text_and_says_how_each_prompt_went(command, tmp_path, capsys):
+    assert main(command) == 0
+    expected = tokens_of(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").unlink()
+    stats = tmp_path / "stats.json"
+    assert main([*command, "--method", "exspec", "--window", "8", "--check", "--stats", str(stats)]) == 0
+    rows, record = read_rows(tmp_path / "out.jsonl"), json.loads(stats.read_text())
+    assert [row["token_ids"] for row in rows] == expected and all(list(row) == KEYS for row in rows)
+    assert list(record) == [*STATS, "requests"] and record["exact_match"] == 1
+    assert sorted(request["index"] for request in record["requests"]) == list(range(10))
+    assert all(0 < request["first_token_at"] <= request["ended_at"] for request in record["requests"])
+    shown = capsys.readouterr()
+    assert "100.0% exact match" in shown.out and "generating 10/10" in shown.err
+    assert main([*command, "--resume", "--method", "exspec", "--window", "4"]) == 2
+    assert "window was 8, is 4" in capsys.readouterr().err
+
+
+def test_exspec_ends_a_prompt_that_does_not_fit_alone(command, tmp_path, capsys):
+    exspec = [*command, "--method", "exspec", "--max-new-tokens", "490"]
+    assert main(exspec) == 1
+    rows = read_rows(tmp_path / "out.jsonl")
+    failed = [row["index"] for row in rows if "error" in row]
+    assert failed == [6] and rows[6]["finish_reason"] == "error" and rows[6]["token_ids"] == []
+    assert "33 tokens; with max_new_tokens=490 it outgrows the most of 512" in rows[6]["error"]
+    assert f"prompt 6 failed: {rows[6]['error']}" in capsys.readouterr().err
+    assert main([*exspec, "--resume"]) == 1
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_a_killed_exspec_run_loses_no_finished_row(command, tmp_path):
+    out = tmp_path / "out.jsonl"
+    exspec = [*command, "--method", "exspec", "--batch-size", "2"]
+    assert main(exspec) == 0
+    unbroken = tokens_of(out)
+    out.unlink()
+    assert killed(exspec, after=6).returncode == -signal.SIGKILL
+    recorded = [json.loads(line) for line in (tmp_path / "out.jsonl.journal").read_text().splitlines()[1:]]
+    assert len(recorded) == 6
+    stats = tmp_path / "stats.json"
+    assert main([*exspec, "--resume", "--stats", str(stats)]) == 0
+    assert tokens_of(out) == unbroken
+    record = json.loads(stats.read_text())
+    assert record["resumed_rows"] == 6
+    assert sorted(r["index"] for r in record["requests"] + recorded) == list(range(10))
 
 
 def killed(command, after):
@@ -254,6 +302,10 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--draft": "self:²"}, "neither an index nor a range"),
         ({"--draft": "self:0-999999999"}, "not within the model's layers"),
         ({"--draft": "self:0-99999999999"}, "neither an index nor a range"),
+        ({"--window": "8"}, "--window needs --method exspec"),
+        ({"--method": "exspec", "--window": "2"}, "window=2: need an integer of at least 4"),
+        ({"--method": "exspec", "--policy": "magic"}, "policy='magic': layout ragged supports age"),
+        ({"--method": "autoregressive", "--layout": "ragged"}, "--layout needs --method eqspec or exspec"),
         ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
         ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
         ({"--output": "/proc/out.jsonl"}, "cannot write"),

@@ -129,22 +129,57 @@ def test_commit_moves_nothing_and_growth_is_geometric():
 
 
 @torch.no_grad()
-def test_a_byte_budget_bounds_the_cache():
-    rows = Rows(model_of("llama"), 2, chunk=8, max_bytes=0)
+def test_a_budget_bounds_the_cache():
+    rows = Rows(model_of("llama"), 2, chunk=8, max_columns=2 * 13 + 1)
     slot = rows.lease(4)
-    assert rows.pool.most_columns is None
     rows.step({slot: (0, 0)})
     column = rows.follower.cache.bytes_per_column
     assert column == 3 * 2 * 2 * 16 * 8
-    rows.pool.max_bytes = 2 * 13 * column + 5
-    assert rows.pool.most_columns == 13
     rows.pool.reserve(9)
     assert rows.pool.capacity == 13
-    held = sum(x.numel() * x.element_size() for x in rows.follower.cache.tensors())
-    assert held <= rows.pool.max_bytes
-    with pytest.raises(InputError, match=r"needs 14 columns, max_bytes=\d+ allows 13 in each of 2 slots"):
+    assert rows.pool.kv_bytes == 2 * 13 * column
+    with pytest.raises(InputError, match=r"needs 14 columns, max_columns=27 allows 13 in each of 2 slots"):
         rows.pool.reserve(14)
     rows.step({slot: (2, 1)})
+
+
+@torch.no_grad()
+def test_another_shape_keeps_every_row():
+    rows = Rows(model_of("gemma3"), 4, chunk=1)
+    slots = [rows.lease(n) for n in (9, 3, 12)]
+    rows.step({slots[0]: 9, slots[1]: (2, 1), slots[2]: 5})
+    rows.release(slots[0])
+    for num_slots, columns in ((2, 20), (5, 12)):
+        moved, filled = rows.pool.bytes_moved, sum(rows.follower.cache.filled)
+        went_to = rows.pool.resize(num_slots, columns)
+        assert rows.pool.bytes_moved == moved + filled * rows.follower.cache.bytes_per_column
+        assert [x.shape[::2] for x in rows.follower.cache.tensors()] == [(num_slots, columns)] * 8
+        rows.text, rows.logits = ({went_to[s]: x[s] for s in went_to} for x in (rows.text, rows.logits))
+        slots = [went_to.get(slot) for slot in slots]
+        rows.step({slots[2]: 1, slots[1]: (3, 1)})
+    for _ in range(3):
+        slots.append(rows.lease(2))
+    rows.step(dict.fromkeys(rows.text, (2, 1)))
+    with pytest.raises(InputError, match="all 5 slots are leased"):
+        rows.lease(2)
+
+
+@torch.no_grad()
+def test_riders_and_rewound_drafts():
+    rows = Rows(model_of("llama"), 3)
+    verified, riding = rows.lease(4), rows.lease(7)
+    pool, follower = rows.pool, rows.follower
+    pool.select([verified], [Segment(riding, 0, 5)])
+    pool.open_rows([2])
+    follower.draft([2], lambda logits: logits.argmax(-1))
+    assert follower.cache.filled[verified] == 5
+    pool.rewind()
+    assert follower.cache.filled[verified] == 3
+    drafts = rows.text[verified][None, 4:6]
+    logits = follower.verify(drafts, [2])
+    torch.testing.assert_close(logits[0], rows.logits[verified][3:6], rtol=1e-9, atol=1e-11)
+    pool.rewind()
+    rows.step({verified: (2, 2), riding: (3, 1)})
 
 
 def test_slots_are_leased_and_released():

@@ -1,7 +1,5 @@
 #include "realign.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <cstring>
 
 #include "../checks.h"
@@ -9,53 +7,38 @@
 namespace specdec_fast {
 namespace {
 
-// bytes below which another thread costs more than it saves
-constexpr int64_t kGrainBytes = 1 << 16;
+bool has_whole_lines(const View& x) { return x.stride[3] == x.element || x.size[3] == 1; }
 
-void move_column(char* to, const char* from, const View& x) {
-  if (x.stride[3] == x.element || x.size[3] == 1) {
-    std::memmove(to, from, x.size[3] * x.element);
+void move_column(char* to, const View& to_view, const char* from, const View& from_view) {
+  if (has_whole_lines(to_view) && has_whole_lines(from_view)) {
+    std::memmove(to, from, to_view.size[3] * to_view.element);
     return;
   }
-  for (int64_t d = 0; d < x.size[3]; ++d) std::memmove(to + d * x.stride[3], from + d * x.stride[3], x.element);
-}
-
-void move_head(const View& x, const Move& move, int64_t head) {
-  char* from = x.data + move.row * x.stride[0] + head * x.stride[1] + move.start * x.stride[2];
-  char* to = from + move.shift * x.stride[2];
-  const int64_t line = x.size[3] * x.element;
-  if ((x.stride[3] == x.element || x.size[3] == 1) && x.stride[2] == line) {
-    std::memmove(to, from, move.columns * line);
-    return;
-  }
-  for (int64_t i = 0; i < move.columns; ++i) {
-    const int64_t column = (move.shift > 0 ? move.columns - 1 - i : i) * x.stride[2];
-    move_column(to + column, from + column, x);
-  }
+  for (int64_t d = 0; d < to_view.size[3]; ++d)
+    std::memmove(to + d * to_view.stride[3], from + d * from_view.stride[3], to_view.element);
 }
 
 }  // namespace
 
-void move_columns(const std::vector<View>& caches, const std::vector<Move>& moves) {
-  const int64_t num_moves = static_cast<int64_t>(moves.size());
-  // a unit of work is one head of one moving row of one cache; first_unit[i] is the first of cache i
-  std::vector<int64_t> first_unit{0};
-  int64_t columns = 0, bytes = 0;
-  for (const Move& move : moves) columns += move.columns;
-  for (const View& x : caches) {
-    first_unit.push_back(first_unit.back() + x.size[1] * num_moves);
-    bytes += x.size[1] * columns * x.size[3] * x.element;
+void move_head(const View& from, int64_t from_row, const View& to, int64_t to_row, const Move& move, int64_t head) {
+  const char* source = from.data + from_row * from.stride[0] + head * from.stride[1] + move.start * from.stride[2];
+  char* target = to.data + to_row * to.stride[0] + head * to.stride[1] + (move.start + move.shift) * to.stride[2];
+  const int64_t line = to.size[3] * to.element;
+  if (has_whole_lines(to) && has_whole_lines(from) && to.stride[2] == line && from.stride[2] == line) {
+    std::memmove(target, source, move.columns * line);
+    return;
   }
-  const int64_t units = first_unit.back();
-  if (bytes == 0) return;
-  const int64_t grain = std::max<int64_t>(1, kGrainBytes * units / bytes);
-  torch::stable::parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {
-    size_t cache = std::upper_bound(first_unit.begin(), first_unit.end(), begin) - first_unit.begin() - 1;
-    for (int64_t unit = begin; unit < end; ++unit) {
-      while (unit >= first_unit[cache + 1]) ++cache;
-      const int64_t local = unit - first_unit[cache], heads = caches[cache].size[1];
-      move_head(caches[cache], moves[local / heads], local % heads);
-    }
+  for (int64_t i = 0; i < move.columns; ++i) {
+    const int64_t column = move.shift > 0 ? move.columns - 1 - i : i;
+    move_column(target + column * to.stride[2], to, source + column * from.stride[2], from);
+  }
+}
+
+void move_columns(const std::vector<View>& caches, const std::vector<Move>& moves) {
+  int64_t columns = 0;
+  for (const Move& move : moves) columns += move.columns;
+  for_each_head(caches, static_cast<int64_t>(moves.size()), columns, [&](size_t cache, int64_t move, int64_t head) {
+    move_head(caches[cache], moves[move].row, caches[cache], moves[move].row, moves[move], head);
   });
 }
 

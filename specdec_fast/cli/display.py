@@ -102,7 +102,7 @@ def print_answers(rows: Iterable[dict[str, Any]]) -> None:
         # as Text, since model output may look like markup
         prompt = Text(" ".join(row["prompt"].split()))
         prompt.truncate(60, overflow="ellipsis")
-        table.add_row(str(row["index"]), prompt, Text(row["text"].strip()))
+        table.add_row(str(row["index"]), prompt, Text(row.get("error") or row["text"].strip()))
     console.print(table)
 
 

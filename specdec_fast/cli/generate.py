@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..audit.equivalence import Report
     from ..result import GenerationResult, GenerationStats, RowResult
 
-Method = Literal["eqspec", "autoregressive"]
+Method = Literal["eqspec", "exspec", "autoregressive"]
+Layout = Literal["padded", "ragged"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class Options:
     target: str
     draft: str
     method: Method
+    layout: Layout | None
+    window: int | None
+    policy: str | None
     batch_size: int
     num_draft_tokens: int
     max_new_tokens: int
@@ -51,7 +55,19 @@ def generate(
     draft: Annotated[
         str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
     ] = "ngram",
-    method: Annotated[Method, typer.Option(help="Speculative, or transformers' own greedy decoding.")] = "eqspec",
+    method: Annotated[
+        Method, typer.Option(help="Batch by batch, or rows that join and leave; or transformers' own greedy decoding.")
+    ] = "eqspec",
+    layout: Annotated[
+        Layout | None,
+        typer.Option(help="Where rows keep their KV.", show_default="padded for eqspec, ragged for exspec"),
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Rows under way, exspec only.", show_default="4 times the batch size")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Which rows run together, exspec only.", show_default="the layout's first")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 96,
@@ -69,6 +85,7 @@ def generate(
     """Continue a file of prompts, in batches, by speculative decoding."""
     options = Options(**locals())
     _check_names(options)
+    _check_method(options)
     prompt_list = read(prompts)
     _check_paths(options)
     with _open_rows(options, prompt_list) as rows:
@@ -90,6 +107,13 @@ def _check_names(options: Options) -> None:
             getattr(options, option).encode()
         except UnicodeEncodeError as error:
             raise InputError(f"--{option} is not UTF-8") from error
+
+
+def _check_method(options: Options) -> None:
+    users = {"layout": ("eqspec", "exspec"), "window": ("exspec",), "policy": ("exspec",)}
+    for option, methods in users.items():
+        if getattr(options, option) is not None and options.method not in methods:
+            raise InputError(f"--{option} needs --method {' or '.join(methods)}")
 
 
 def _check_paths(options: Options) -> None:
@@ -121,20 +145,21 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
         "device": device.type,
         "chat": options.chat,
     }
-    if options.method == "eqspec":
-        settings |= {"draft": options.draft, "num_draft_tokens": options.num_draft_tokens}
+    if options.method != "autoregressive":
+        keys = ("draft", "num_draft_tokens", "layout", "window", "policy")
+        settings |= {key: getattr(options, key) for key in keys}
     return Journal(options.output, prompts, settings, resume=options.resume)
 
 
 def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display) -> bool:
-    """Decode what is missing, report, and say whether the check passed."""
+    """Decode what is missing, report, and say whether no prompt failed and the check passed."""
     if rows.complete and not options.check:
         from ..result import GenerationStats
 
         rows.finish()
         screen.message(f"nothing to do: {options.output} has a row for each of the {len(prompts)} prompts")
-        _write_stats(options, GenerationStats(), None, rows)
-        return True
+        _write_stats(options, GenerationStats(), None, rows, [])
+        return not _any_failed(rows)
     job = _Job(options, prompts, rows, screen)
     stats = job.decode()
     rows.finish()
@@ -146,8 +171,12 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
     display.print_summary(stats, len(ordered), rows.resumed)
     if report:
         display.print_check(report)
-    _write_stats(options, stats, report, rows)
-    return report is None or report.mismatches == 0
+    _write_stats(options, stats, report, rows, job.requests)
+    return not _any_failed(rows) and (report is None or report.mismatches == 0)
+
+
+def _any_failed(rows: Rows) -> bool:
+    return any("error" in row for row in rows.rows.values())
 
 
 class _Job:
@@ -163,19 +192,53 @@ class _Job:
             chat=options.chat,
             max_new_tokens=options.max_new_tokens,
             message=screen.message,
+            # there, a prompt that does not fit ends alone
+            check_lengths=options.method != "exspec",
         )
-        self.generate = self._decoder()
+        self.requests: list[dict[str, Any]] = []
 
     def decode(self) -> GenerationStats:
-        """Continue every batch that misses a row; recorded rows stay as they are."""
+        """Continue every prompt that misses its row; recorded rows stay as they are."""
+        self.screen.begin("generating", len(self.rows.rows), len(self.prompts))
+        return self._decode_stream() if self.options.method == "exspec" else self._decode_batches()
+
+    def _decode_stream(self) -> GenerationStats:
+        from .. import EXSpec
+
+        options = self.options
+        decoder = EXSpec(
+            self.work.target,
+            self.work.drafter(options.draft),
+            num_draft_tokens=options.num_draft_tokens,
+            batch_size=options.batch_size,
+            window=options.window,
+            layout=options.layout or "ragged",
+            policy=options.policy,
+        )
+        missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]
+        limits = {key: self.work.limits[key] for key in ("max_new_tokens", "eos_token_id")}
+        prompts = [self.work.encoded[index] for index in missing]
+        stream = decoder.generate(prompts, on_round=self.screen.update, **limits)
+        for count, row in enumerate(stream, 1):
+            index = missing[row.index]
+            self.rows.append(self.work.record(index, row))
+            self.requests.append({"index": index} | asdict(row.record))
+            self.screen.advance()
+            if row.error:
+                self.screen.message(f"prompt {index} failed: {row.error}")
+            if count % options.batch_size == 0 or count == len(missing):
+                self.screen.end_of_batch(display.describe_rate(stream.stats))
+        return stream.stats
+
+    def _decode_batches(self) -> GenerationStats:
+        """Whole batches of which a row is missing."""
         from ..result import GenerationStats
 
-        stats = GenerationStats()
-        self.screen.begin("generating", len(self.rows.rows), len(self.prompts))
+        generate, stats = self._decoder(), GenerationStats()
         for first in range(0, len(self.prompts), self.options.batch_size):
             indices = range(first, min(first + self.options.batch_size, len(self.prompts)))
             if any(index not in self.rows.rows for index in indices):
-                stats += self._decode_batch(indices, stats)
+                stats += self._decode_batch(generate, indices, stats)
                 self.screen.end_of_batch(display.describe_rate(stats))
         return stats
 
@@ -187,7 +250,9 @@ class _Job:
         check = EquivalenceCheck(Oracle(self.work.target, **self.work.limits))
         self.screen.begin("checking", 0, len(self.prompts))
         for index, prompt_ids in enumerate(self.work.encoded):
-            check.add(index, prompt_ids, self.rows.rows[index]["token_ids"])
+            row = self.rows.rows[index]
+            if "error" not in row:
+                check.add(index, prompt_ids, row["token_ids"])
             self.screen.advance()
         self.screen.end_of_batch()
         return check.report()
@@ -199,11 +264,17 @@ class _Job:
             return partial(autoregressive.generate, self.work.target, **self.work.limits)
         from .. import EQSpec
 
-        drafter = self.work.drafter(self.options.draft)
-        decoder = EQSpec(self.work.target, drafter, num_draft_tokens=self.options.num_draft_tokens)
+        decoder = EQSpec(
+            self.work.target,
+            self.work.drafter(self.options.draft),
+            num_draft_tokens=self.options.num_draft_tokens,
+            layout=self.options.layout or "padded",
+        )
         return partial(decoder.generate, **self.work.limits)
 
-    def _decode_batch(self, indices: range, before: GenerationStats) -> GenerationStats:
+    def _decode_batch(
+        self, generate: Callable[..., GenerationResult], indices: range, before: GenerationStats
+    ) -> GenerationStats:
         def on_finish(row: RowResult) -> None:
             index = indices[row.index]
             if index not in self.rows.rows:
@@ -212,7 +283,7 @@ class _Job:
 
         ids, mask = pad_left([self.work.encoded[index] for index in indices], self.work.limits["pad_token_id"])
         device = self.work.target.device
-        result = self.generate(
+        result = generate(
             ids.to(device),
             mask.to(device),
             on_round=lambda running: self.screen.update(before + running),
@@ -221,7 +292,9 @@ class _Job:
         return result.stats
 
 
-def _write_stats(options: Options, stats: GenerationStats, report: Report | None, rows: Rows) -> None:
+def _write_stats(
+    options: Options, stats: GenerationStats, report: Report | None, rows: Rows, requests: list[dict[str, Any]]
+) -> None:
     if options.stats is None:
         return
     counters = ("tokens", "seconds", "tokens_per_second", "rounds", "drafted", "accepted", "mean_accepted")
@@ -232,6 +305,8 @@ def _write_stats(options: Options, stats: GenerationStats, report: Report | None
         **{key: getattr(report, key, None) for key in matches},
         "resumed_rows": rows.resumed,
     }
+    if options.method == "exspec":
+        record["requests"] = requests
     options.stats.write_text(json.dumps(record, indent=2) + "\n")
 
 

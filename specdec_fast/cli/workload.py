@@ -23,6 +23,8 @@ class Workload:
         prompts: as read.
         encoded: token ids of each prompt.
         limits: ``max_new_tokens``, ``eos_token_id`` (a list) and ``pad_token_id``.
+
+    With ``check_lengths``, a prompt that does not fit the context is an error at once.
     """
 
     def __init__(
@@ -35,13 +37,15 @@ class Workload:
         chat: bool | None,
         max_new_tokens: int,
         message: Callable[[str], None],
+        check_lengths: bool = True,
     ):
         from .. import compat
 
         self.prompts, self._dtype, self._device, self._message = prompts, dtype, device, message
         self.target, self.tokenizer = self._load(target)
         self.encoded = encode(prompts, self.tokenizer, bool(self.tokenizer.chat_template) if chat is None else chat)
-        check_context(self.encoded, self.target.config, max_new_tokens)
+        self._check_lengths = check_lengths
+        self._check_context(self.target, max_new_tokens)
         fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         eos = compat.eos_ids(self.target, None) or fallback
         self.limits: dict[str, Any] = {
@@ -59,11 +63,13 @@ class Workload:
         if name.startswith("self:"):
             return SelfDrafter.from_spec(self.target, name.removeprefix("self:"))
         model, tokenizer = self._load(name)
-        check_context(self.encoded, model.config, self.limits["max_new_tokens"])
+        self._check_context(model, self.limits["max_new_tokens"])
         return ModelDrafter(model, tokenizer=tokenizer, target_tokenizer=self.tokenizer)
 
     def record(self, index: int, row: RowResult) -> Row:
         """A finished row as the journal keeps it."""
+        from ..result import RequestResult
+
         return {
             "index": index,
             "prompt": self.prompts[index].text,
@@ -74,7 +80,12 @@ class Workload:
             "rounds": row.rounds,
             "drafted": row.drafted,
             "accepted": row.accepted,
+            **({"error": row.error} if isinstance(row, RequestResult) and row.error else {}),
         }
+
+    def _check_context(self, model: PreTrainedModel, max_new_tokens: int) -> None:
+        if self._check_lengths:
+            check_context(self.encoded, model.config, max_new_tokens)
 
     def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from ..models import load

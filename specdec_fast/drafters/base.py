@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,6 +18,10 @@ class Drafts(NamedTuple):
 
     ids: Tensor
     counts: list[int]
+
+    def extended(self, rows: int) -> Drafts:
+        """With ``rows`` more rows that draft nothing."""
+        return Drafts(torch.cat([self.ids, self.ids.new_zeros(rows, self.ids.shape[1])]), self.counts + [0] * rows)
 
 
 class DraftRun(ABC):
@@ -30,6 +35,9 @@ class DraftRun(ABC):
             texts: per active row, its id (stable within the batch) and its tokens, prompt included.
             limits: drafts a row can use, 0 or more.
         """
+
+    def forget(self, row: int) -> None:
+        """The row with this id has ended, and another may come to have it."""
 
 
 class Drafter(ABC):

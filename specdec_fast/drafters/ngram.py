@@ -45,6 +45,9 @@ class _NgramRun(DraftRun):
         ids = torch.tensor([draft + [0] * (width - len(draft)) for draft in found], dtype=torch.int64)
         return Drafts(ids.to(self.device), [len(draft) for draft in found])
 
+    def forget(self, row: int) -> None:
+        self.index_of.pop(row, None)
+
 
 class _NgramIndex:
     """Where each n-gram of a growing text was last continued."""

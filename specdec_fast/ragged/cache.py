@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -80,16 +81,18 @@ class RaggedCache(Cache):
         """KV bytes of one token; 0 before the first forward."""
         return sum(x.shape[1] * x.shape[3] * x.element_size() for x in self.tensors())
 
-    def grow(self, capacity: int) -> int:
-        """Widen the rows to ``capacity`` columns; returns the bytes that moved."""
-        used = max(self.filled)
+    def rebuild(self, kept: Sequence[int], num_slots: int, capacity: int) -> int:
+        """Slots ``kept`` become the first of ``num_slots`` slots with ``capacity`` columns; returns the bytes moved."""
+        filled = [self.filled[slot] for slot in kept]
         for layer in self.layers:
             if not layer.is_initialized:
                 continue
             for name in ("keys", "values"):
                 old = getattr(layer, name)
-                new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
-                new[:, :, :used] = old[:, :, :used]
+                new = old.new_zeros(num_slots, old.shape[1], capacity, old.shape[3])
+                for place, (slot, n) in enumerate(zip(kept, filled, strict=True)):
+                    new[place, :, :n] = old[slot, :, :n]
                 setattr(layer, name, new)
-        self.capacity = capacity
-        return self.num_slots * used * self.bytes_per_column
+        self.filled = filled + [0] * (num_slots - len(kept))
+        self.num_slots, self.capacity = num_slots, capacity
+        return sum(filled) * self.bytes_per_column

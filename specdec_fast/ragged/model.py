@@ -56,7 +56,7 @@ class RaggedModel(Follower):
         pool, num_drafts = self.pool, draft_ids.shape[1]
         pool.write_drafts(draft_ids)
         segments = [self.missing(slot, n) for slot, n in zip(pool.rows, counts, strict=True)]
-        logits = self.forward(segments, [n + 1 for n in counts])
+        logits = self.forward([*segments, *pool.riders], [n + 1 for n in counts] + [0] * len(pool.riders))
         if sum(counts) == len(counts) * num_drafts:
             return logits.unflatten(0, (len(counts), num_drafts + 1))
         return logits[pool.rectangle(counts, num_drafts + 1)]

@@ -12,6 +12,7 @@ from .. import reference
 from ..batch import Batch
 from ..errors import InputError
 from .model import RaggedModel
+from .packing import Segment
 
 # columns by which rows grow at least
 CHUNK = 256
@@ -28,10 +29,12 @@ class RaggedPool(Batch):
         stop_ids: token ids that end a row.
         device: where tokens and caches live.
         chunk: columns by which rows grow at least.
-        max_bytes: KV bytes that all caches may take, ``None`` for no bound.
+        max_columns: columns that all slots together may take, ``None`` for no bound.
 
     Attributes:
         rows: the slots of the next round.
+        riders: what rides along with its verify.
+        models: what follows the rows.
         lengths: tokens of each slot, 0 for a free one.
         capacity: columns of a slot (C).
     """
@@ -42,29 +45,33 @@ class RaggedPool(Batch):
     def __init__(
         self,
         num_slots: int,
-        stop_ids: list[int],
+        stop_ids: Sequence[int],
         device: torch.device,
         *,
         chunk: int = CHUNK,
-        max_bytes: int | None = None,
+        max_columns: int | None = None,
     ):
-        self.num_slots, self.chunk, self.max_bytes = num_slots, chunk, max_bytes
+        self.num_slots, self.chunk, self.max_columns = num_slots, chunk, max_columns
         self.capacity = 0
         self.bytes_moved = 0
         self.lengths = [0] * num_slots
         self.tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
         self.length, self.max_length = (self.tokens.new_zeros(num_slots) for _ in range(2))
-        self.stop_ids = self.tokens.new_tensor(stop_ids)
+        self.stop_ids = self.tokens.new_tensor(list(stop_ids))
         self._free = list(range(num_slots))[::-1]
-        self._models: list[RaggedModel] = []
+        self.models: list[RaggedModel] = []
         self.select([])
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def device(self) -> torch.device:
+        return self.tokens.device
+
     def follow(self, model: PreTrainedModel) -> RaggedModel:
         follower = RaggedModel(self, model)
-        self._models.append(follower)
+        self.models.append(follower)
         return follower
 
     def lease(self, prompt: Tensor, max_length: int) -> int:
@@ -75,7 +82,7 @@ class RaggedPool(Batch):
             max_length: tokens at which it is finished, prompt included.
 
         Raises:
-            InputError: no slot is free, or none can be widened within ``max_bytes``.
+            InputError: no slot is free, or none can be widened within ``max_columns``.
         """
         if not self._free:
             raise InputError(f"all {self.num_slots} slots are leased; release one first")
@@ -91,15 +98,15 @@ class RaggedPool(Batch):
         if not self.lengths[slot]:
             raise InputError(f"slot {slot} is not leased")
         self.lengths[slot] = 0
-        for model in self._models:
+        for model in self.models:
             model.cache.truncate(slot, 0)
         self._free.append(slot)
         if slot in self.rows:
             self.select([row for row in self.rows if row != slot])
 
-    def select(self, slots: Sequence[int]) -> None:
-        """Name the slots of the next round."""
-        self.rows = list(slots)
+    def select(self, slots: Sequence[int], riders: Sequence[Segment] = ()) -> None:
+        """Name the slots of the next round, and the pieces of other slots' prompts that ride along with its verify."""
+        self.rows, self.riders = list(slots), list(riders)
         # [B]
         self.slots = self.tokens.new_tensor(self.rows)
 
@@ -107,30 +114,76 @@ class RaggedPool(Batch):
         """Widen every slot to at least ``columns`` columns.
 
         Raises:
-            InputError: that would take more than ``max_bytes``.
+            InputError: that would take more than ``max_columns``.
         """
-        if columns <= self.capacity:
-            return
-        most = self.most_columns
-        if most is not None and columns > most:
-            raise InputError(
-                f"a row needs {columns} columns, max_bytes={self.max_bytes} allows {most} in each of "
-                f"{self.num_slots} slots"
-            )
-        capacity = -(-max(columns, self.capacity * 3 // 2) // self.chunk) * self.chunk
-        capacity = capacity if most is None else min(capacity, most)
-        self.tokens = torch.nn.functional.pad(self.tokens, (0, capacity - self.capacity))
-        self.bytes_moved += sum(model.cache.grow(capacity) for model in self._models)
-        self.capacity = capacity
+        if columns > self.capacity:
+            capacity = self._round_up(max(columns, self.capacity * 3 // 2), columns, self.num_slots)
+            self._rebuild(range(self.num_slots), self.num_slots, capacity)
+
+    def resize(self, num_slots: int, columns: int) -> dict[int, int]:
+        """Another number of slots, none fewer than are leased, with at least ``columns`` columns; selects none.
+
+        Returns:
+            Where each leased slot went.
+
+        Raises:
+            InputError: that would take more than ``max_columns``.
+        """
+        leased = [slot for slot, length in enumerate(self.lengths) if length]
+        self._rebuild(leased, num_slots, self._round_up(columns, columns, num_slots))
+        self._free = list(range(len(leased), num_slots))[::-1]
+        self.select([])
+        return {slot: place for place, slot in enumerate(leased)}
 
     @property
-    def most_columns(self) -> int | None:
-        """Columns of a slot within ``max_bytes``; ``None`` without a bound, or before a forward told a token's size."""
-        column = self.num_slots * sum(model.cache.bytes_per_column for model in self._models)
-        return self.max_bytes // column if self.max_bytes is not None and column else None
+    def kv_bytes(self) -> int:
+        """Bytes that all caches take."""
+        return sum(x.numel() * x.element_size() for model in self.models for x in model.cache.tensors())
 
     def open_round(self, num_drafts: int) -> None:
-        self.reserve(max(self.lengths[slot] for slot in self.rows) + num_drafts + 1)
+        self.open_rows([num_drafts] * len(self))
+
+    def open_rows(self, limits: Sequence[int]) -> None:
+        """Make room for ``limits[b]`` drafts and a bonus token of selected row b."""
+        lengths = [self.lengths[slot] for slot in self.rows]
+        self.reserve(max((n + limit + 1 for n, limit in zip(lengths, limits, strict=True)), default=0))
+        # drafts are written as a rectangle, whose filler needs no KV
+        self._widen_tokens(max(lengths, default=0) + max(limits, default=0) + 1)
+
+    def _round_up(self, columns: int, least: int, num_slots: int) -> int:
+        """Columns rounded up to ``chunk`` and cut to what ``max_columns`` allows in a slot, which must be ``least``."""
+        rounded = -(-columns // self.chunk) * self.chunk
+        if self.max_columns is None:
+            return rounded
+        most = self.max_columns // num_slots
+        if least > most:
+            raise InputError(
+                f"a row needs {least} columns, max_columns={self.max_columns} allows {most} in each of "
+                f"{num_slots} slots"
+            )
+        return min(rounded, most)
+
+    def _rebuild(self, kept: Sequence[int], num_slots: int, capacity: int) -> None:
+        """Slots ``kept`` become the first of ``num_slots`` slots with ``capacity`` columns."""
+        index = self.tokens.new_tensor(list(kept))
+        spare = num_slots - len(kept)
+        self.lengths = [self.lengths[slot] for slot in kept] + [0] * spare
+        for name in ("tokens", "length", "max_length"):
+            old = getattr(self, name)[index]
+            setattr(self, name, torch.cat([old, old.new_zeros(spare, *old.shape[1:])]))
+        self.bytes_moved += sum(model.cache.rebuild(kept, num_slots, capacity) for model in self.models)
+        self.num_slots, self.capacity = num_slots, capacity
+        self.tokens = self.tokens[:, : max(capacity, max(self.lengths, default=0))]
+        self._widen_tokens(capacity)
+
+    def _widen_tokens(self, columns: int) -> None:
+        self.tokens = torch.nn.functional.pad(self.tokens, (0, max(0, columns - self.tokens.shape[1])))
+
+    def rewind(self) -> None:
+        """Forget drafts of the selected rows that a model has run ahead of their text."""
+        for slot in self.rows:
+            for model in self.models:
+                model.cache.truncate(slot, self.lengths[slot] - 1)
 
     def write_drafts(self, draft_ids: Tensor) -> None:
         """Put drafts ``[B, K]`` after the tokens of the selected rows; they become text only by :meth:`commit`."""
@@ -150,12 +203,9 @@ class RaggedPool(Batch):
 
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
         length = self.length[self.slots]
-        if n_accepted is None:
-            n_accepted, bonus = reference.accept_greedy(draft_ids, target_ids, limit)
-        else:
-            bonus = target_ids.gather(1, n_accepted[:, None])[:, 0]
-        committed = reference.committed_tokens(draft_ids, n_accepted, bonus)
-        finished = reference.finished_rows(committed, n_accepted, length, self.max_length[self.slots], self.stop_ids)
+        n_accepted, committed, finished = reference.judge(
+            draft_ids, target_ids, limit, n_accepted, length, self.max_length[self.slots], self.stop_ids
+        )
         self.tokens[self.slots[:, None], self._ahead(committed.shape[1])] = committed
         new_length = length + n_accepted + 1
         self.length[self.slots] = new_length
@@ -165,7 +215,7 @@ class RaggedPool(Batch):
         rows = self.rows
         for slot, (_, _, length, *_) in zip(rows, summary, strict=True):
             self.lengths[slot] = length
-            for model in self._models:
+            for model in self.models:
                 # the bonus token has no KV yet, and that of rejected drafts counts for nothing
                 model.cache.truncate(slot, length - 1)
         stay = [b for b, line in enumerate(summary) if not line[1]]

@@ -1,0 +1,64 @@
+"""What every speculative decoder is made of."""
+
+from __future__ import annotations
+
+import warnings
+
+from transformers import PreTrainedModel
+
+from . import compat
+from .acceptance import Acceptance, GreedyAcceptance
+from .drafters import Drafter, ModelDrafter
+from .errors import InputError
+from .layouts import LAYOUTS
+
+
+class Decoder:
+    """A target, a drafter, a KV layout, and how drafts are judged.
+
+    Args:
+        target: any Hugging Face causal LM with attention layers only.
+        draft: a :class:`~specdec_fast.drafters.Drafter`, or a draft model.
+        num_draft_tokens: most drafts per row and round (K).
+        layout: where rows keep their KV, one of ``LAYOUTS``.
+        acceptance: how drafts are judged; greedy by default.
+
+    Raises:
+        InputError: an argument out of range, or a draft that does not fit the target.
+        UnsupportedModelError: a model that cannot be kept correct.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: Drafter | PreTrainedModel,
+        *,
+        num_draft_tokens: int,
+        layout: str,
+        acceptance: Acceptance | None,
+    ):
+        if not isinstance(num_draft_tokens, int) or num_draft_tokens < 1:
+            raise InputError(f"num_draft_tokens={num_draft_tokens!r}: need an integer of at least 1")
+        if layout not in LAYOUTS:
+            raise InputError(f"layout={layout!r}: accepted are {', '.join(map(repr, LAYOUTS))}")
+        self.layout = layout
+        self.target, self.traits = target, compat.model_traits(target, layout)
+        self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
+        self.drafter.check(target)
+        self.num_draft_tokens = num_draft_tokens
+        self.acceptance = acceptance or GreedyAcceptance()
+        if compat.rope_depends_on_batch(target):
+            warnings.warn(
+                f"{type(target).__name__} scales its rotary embedding by the longest row of a batch, so its batched "
+                "output differs from single rows by design",
+                stacklevel=3,
+            )
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a row: its last one needs no position."""
+        return self.traits.max_position + 1
+
+    @property
+    def vocab_size(self) -> int:
+        return compat.text_config(self.target).vocab_size

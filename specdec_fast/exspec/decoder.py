@@ -1,0 +1,171 @@
+"""The decoder that callers see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..acceptance import Acceptance
+from ..decoder import Decoder
+from ..drafters import Drafter
+from ..errors import InputError
+from ..result import GenerationStats, RequestResult
+from ..scheduler import Scheduler
+from .engine import Engine, Stream
+from .online import Session
+from .padded import PaddedRunner
+from .ragged import RaggedRunner
+from .request import Limits, parse
+from .runner import Runner
+
+
+class EXSpec(Decoder):
+    """Speculative decoding of any number of prompts, equal to the target's own greedy decoding row by row.
+
+    Rows join and leave the batch one by one, so no row waits for the slowest (paper, EXSPEC). Prompts are read as there
+    is room for them, and a row's KV is free for the next one as soon as it ends. A prompt that cannot be decoded, a
+    draft that fails and a cancelled row end with an ``error``, and the others go on.
+
+    Args:
+        target, draft, num_draft_tokens, layout, acceptance: as for :class:`~specdec_fast.EQSpec`.
+        batch_size: most rows of a verify (B).
+        window: most rows on their way at a time (W); ``None`` is 4 ``batch_size``.
+        policy: which rows run together, one of ``specdec_fast.scheduler.POLICIES[layout]``; ``None`` is the first.
+        max_wait_rounds: a row that has started takes part at least once in so many rounds; ``None`` is 32 times the
+            rounds that serving the window takes.
+        kv_budget_bytes: KV bytes that target and draft may take; fewer rows run where they would need more. While a
+            pool grows, one tensor of it is held twice.
+        max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context. The padded layout holds
+            two to three times that for each row, so give it there, or give the prompts as a list.
+        prefill_tokens: prompt tokens that ride along with a round, ragged layout.
+        slack: columns by which a row may lead over the edge of its batch, policy ``same-end``; ``None`` is half of
+            ``num_draft_tokens``, rounded up.
+
+    Raises:
+        InputError: an argument out of range, or a draft that does not fit the target.
+        UnsupportedModelError: a model that cannot be kept correct.
+
+    Example:
+        >>> for row in EXSpec(target, draft, batch_size=8).generate(prompts, max_new_tokens=64):
+        ...     print(row.index, row.error or tokenizer.decode(row.token_ids))
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: Drafter | PreTrainedModel,
+        *,
+        num_draft_tokens: int = 5,
+        batch_size: int = 8,
+        window: int | None = None,
+        layout: str = "ragged",
+        policy: str | None = None,
+        max_wait_rounds: int | None = None,
+        kv_budget_bytes: int | None = None,
+        max_length: int | None = None,
+        prefill_tokens: int = 512,
+        slack: int | None = None,
+        acceptance: Acceptance | None = None,
+    ):
+        super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
+        if max_length is not None and (type(max_length) is not int or not 2 <= max_length <= self.context):
+            raise InputError(f"max_length={max_length!r}: need an integer from 2 to the context of {self.context}")
+        if kv_budget_bytes is not None and (type(kv_budget_bytes) is not int or kv_budget_bytes < 1):
+            raise InputError(f"kv_budget_bytes={kv_budget_bytes!r}: need an integer of at least 1")
+        self.max_length = self.context if max_length is None else max_length
+        self.kv_budget_bytes = kv_budget_bytes
+        self._settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "window": window,
+            "layout": layout,
+            "policy": policy,
+            "num_draft_tokens": num_draft_tokens,
+            "max_wait_rounds": max_wait_rounds,
+            "prefill_tokens": prefill_tokens,
+            "slack": slack,
+        }
+        # so that a setting that is out of range is refused here
+        self.scheduler(self.max_length, None)
+
+    def generate(
+        self,
+        prompts: Iterable[Any],
+        *,
+        max_new_tokens: int,
+        eos_token_id: int | Iterable[int] | None = None,
+        on_round: Callable[[GenerationStats], None] | None = None,
+    ) -> Stream:
+        """Continue every prompt as the target's own greedy decoding would.
+
+        Args:
+            prompts: token ids, or dicts with ``input_ids`` and perhaps ``max_new_tokens``; read as there is room.
+            max_new_tokens: new tokens of a prompt that does not say, at least 1.
+            eos_token_id: id or ids that end a row; ``None`` takes the model's, ``[]`` means none.
+            on_round: called after every round with the running counters.
+
+        Returns:
+            An iterator of :class:`~specdec_fast.result.RequestResult` in the order of their end.
+
+        Raises:
+            InputError: ``max_new_tokens`` out of range, or a budget too small for any row.
+        """
+        engine = self._engine(self._longest(prompts, max_new_tokens), max_new_tokens, eos_token_id)
+        engine.feed(prompts)
+        return Stream(engine, on_round)
+
+    def generate_all(self, prompts: Sequence[Any], **options: Any) -> list[RequestResult]:
+        """As :meth:`generate`, all results in the order of ``prompts``."""
+        return sorted(self.generate(prompts, **options), key=lambda row: row.index)
+
+    def serve(self, *, max_new_tokens: int, eos_token_id: int | Iterable[int] | None = None) -> Session:
+        """Decode prompts as they are submitted, in a thread of its own; arguments and errors as for :meth:`generate`.
+
+        Example:
+            >>> with decoder.serve(max_new_tokens=64) as session:
+            ...     answer = session.submit(prompt)
+            ...     for token in answer:
+            ...         print(tokenizer.decode([token]), end="")
+        """
+        return Session(self._engine(self.max_length, max_new_tokens, eos_token_id))
+
+    def scheduler(self, longest: int, budget_columns: int | None) -> Scheduler:
+        """A scheduler with this decoder's settings."""
+        return Scheduler(**self._settings, max_columns=longest, budget_columns=budget_columns)
+
+    def runner(self, scheduler: Scheduler, longest: int, stop_ids: Sequence[int]) -> Runner:
+        """What carries out the plans of ``scheduler``."""
+        if self.layout == "ragged":
+            return RaggedRunner(self, scheduler.limits, longest, stop_ids)
+        return PaddedRunner(self, scheduler.limits, scheduler.uses_pool, stop_ids)
+
+    @torch.no_grad()
+    def budget_columns(self, longest: int) -> int | None:
+        """The budget in KV columns of all models together."""
+        if self.kv_budget_bytes is None:
+            return None
+        kind: type[Runner] = RaggedRunner if self.layout == "ragged" else PaddedRunner
+        size = kind.column_bytes(self, longest)
+        columns = self.kv_budget_bytes // size
+        if columns < 2:
+            raise InputError(f"kv_budget_bytes={self.kv_budget_bytes}: a row of 2 tokens takes {2 * size}")
+        return columns
+
+    def _engine(self, longest: int, max_new_tokens: int, eos_token_id: int | Iterable[int] | None) -> Engine:
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
+        return Engine(self, longest, max_new_tokens, eos_token_id)
+
+    def _longest(self, prompts: Iterable[Any], max_new_tokens: int) -> int:
+        """Most tokens that a row can reach; known where all prompts are there."""
+        if not isinstance(prompts, Sequence):
+            return self.max_length
+        limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]
+        for prompt in prompts:
+            with suppress(InputError):
+                ids, new = parse(prompt, limits)
+                columns.append(len(ids) + new)
+        return max(columns)

@@ -1,0 +1,112 @@
+"""Plans on the ragged layout: a pool of slots, and one forward of the target for prompts and drafts alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..decoder import Decoder
+from ..ragged import RaggedPool, Segment
+from ..rounds import Rounds
+from ..scheduler import Outcome, Plan
+from ..scheduler.policy import Limits
+from .request import RequestRow
+from .runner import Outcomes, Runner
+
+# slots are made narrower again once they are wider than the rows need by this factor
+SHRINK = 4
+
+
+class RaggedRunner(Runner):
+    """Rows in the slots of a pool that is never wider than its rows need, nor larger than the budget.
+
+    Args:
+        decoder: whose models run.
+        limits: the scheduler's.
+        longest: tokens that no row will outgrow.
+        stop_ids: token ids that end a row.
+    """
+
+    def __init__(self, decoder: Decoder, limits: Limits, longest: int, stop_ids: Sequence[int]):
+        self.window = limits.window
+        self.pool = RaggedPool(0, stop_ids, decoder.target.device, max_columns=limits.budget_columns)
+        self.rounds = Rounds(decoder, self.pool, longest, stop_ids)
+        self.slots: dict[int, int] = {}
+        # most tokens of each row in a slot
+        self._columns: dict[int, int] = {}
+        # of the round under way
+        self._seated: list[int] = []
+
+    def run(self, plan: Plan, rows: Mapping[int, RequestRow]) -> Outcomes:
+        self._lease([chunk.row for chunk in plan.chunks if chunk.row not in self.slots], rows)
+        newcomers = [chunk.row for chunk in plan.chunks if chunk.is_last]
+        self._seated = [seat.row for seat in plan.verify]
+        limits = [seat.limit for seat in plan.verify]
+        self.pool.select([self.slots[id] for id in self._seated + newcomers])
+        self.pool.open_rows(limits + [0] * len(newcomers))
+        self.isolate(range(len(limits)))
+        drafts, errors = self.draft([rows[id] for id in self._seated], limits)
+        outcomes = Outcomes(failed={self._seated[place]: error for place, error in errors.items()})
+        for id in outcomes.failed:
+            self.release(id)
+        verified = [id for id in self._seated if id in self.slots]
+        riders = [Segment(self.slots[c.row], c.start, c.stop - c.start) for c in plan.chunks if not c.is_last]
+        running = verified + newcomers
+        if not running and not riders:
+            return outcomes
+        self.pool.select([self.slots[id] for id in running], riders)
+        verdict = self.rounds.verify([rows[id] for id in running], drafts.extended(len(newcomers)))
+        self.rounds.count([rows[id] for id in verified], drafts.counts, verdict.accepted[: len(verified)])
+        for id, accepted, finished in zip(running, verdict.accepted, verdict.finished, strict=True):
+            outcomes.rows[id] = Outcome(accepted, finished)
+            if finished:
+                self._forget(id)
+        return outcomes
+
+    def release(self, id: int) -> None:
+        if id in self.slots:
+            self.pool.release(self.slots[id])
+            self._forget(id)
+
+    @classmethod
+    def column_bytes(cls, decoder: Decoder, longest: int) -> int:
+        pool = RaggedPool(1, [], decoder.target.device, chunk=1)
+        rounds = Rounds(decoder, pool, longest, [])
+        pool.select([pool.lease(pool.tokens.new_zeros(1), 2)])
+        for model in pool.models:
+            model.verify(*rounds.no_drafts(1))
+        return pool.kv_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.pool.kv_bytes
+
+    def isolate(self, places: Sequence[int]) -> None:
+        self.pool.select([self.slots[self._seated[place]] for place in places])
+        self.pool.rewind()
+
+    def _lease(self, ids: Sequence[int], rows: Mapping[int, RequestRow]) -> None:
+        """Give each of ``ids`` a slot."""
+        if not ids:
+            return
+        self._columns |= {id: len(rows[id].text) + rows[id].remaining for id in ids}
+        self._fit()
+        for id in ids:
+            row = rows[id]
+            self.slots[id] = self.pool.lease(torch.tensor(row.text), self._columns[id])
+
+    def _fit(self) -> None:
+        """Bring the pool into a shape in which all of its rows can grow to their ends, whatever happens."""
+        pool, count, widest = self.pool, len(self._columns), max(self._columns.values())
+        budget = pool.max_columns
+        slots = self.window if budget is None else min(self.window, budget // widest)
+        fits = count <= pool.num_slots <= slots
+        if not fits or pool.capacity > SHRINK * -(-widest // pool.chunk) * pool.chunk:
+            used = max(pool.lengths, default=0)
+            went_to = pool.resize(max(slots, count), max(used, 1))
+            self.slots = {id: went_to[slot] for id, slot in self.slots.items()}
+
+    def _forget(self, id: int) -> None:
+        del self.slots[id], self._columns[id]
+        self.rounds.drafting.forget(id)

@@ -1,0 +1,68 @@
+"""Prompts as callers give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import InputError
+from ..result import RequestResult
+from ..rounds import Row
+
+_KEYS = ("input_ids", "max_new_tokens")
+
+
+@dataclass
+class Limits:
+    """What a prompt must keep to.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        longest: most tokens of a row, prompt and new ones.
+        max_new_tokens: new tokens of a prompt that does not say.
+    """
+
+    vocab_size: int
+    longest: int
+    max_new_tokens: int
+
+
+def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
+    """Token ids and most new tokens of ``prompt``: a list of ids, or a dict with ``input_ids`` and limits of its own.
+
+    Raises:
+        InputError: neither of these, no tokens, an unknown id, or more tokens than there is room for.
+    """
+    fields = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
+    if unknown := [key for key in fields if key not in _KEYS]:
+        raise InputError(f"a prompt has the key {unknown[0]!r}; accepted are {', '.join(_KEYS)}")
+    ids, new = fields.get("input_ids"), fields.get("max_new_tokens", limits.max_new_tokens)
+    if isinstance(ids, Tensor):
+        ids = ids.tolist()
+    if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
+        raise InputError(f"a prompt is {_describe(ids)}; need a list of token ids, or a dict with it as input_ids")
+    if not ids:
+        raise InputError("an empty prompt cannot be continued")
+    if not 0 <= min(ids) <= max(ids) < limits.vocab_size:
+        raise InputError(f"a prompt holds ids outside the target's vocabulary of {limits.vocab_size}")
+    if type(new) is not int or new < 1:
+        raise InputError(f"max_new_tokens={new!r}: need an integer of at least 1")
+    if len(ids) + new > limits.longest:
+        raise InputError(
+            f"a prompt has {len(ids)} tokens; with max_new_tokens={new} it outgrows the most of {limits.longest}"
+        )
+    return list(ids), new
+
+
+def _describe(value: Any) -> str:
+    return "a list of something else" if isinstance(value, list | tuple) else f"of type {type(value).__name__}"
+
+
+@dataclass
+class RequestRow(Row):
+    """A request that has not ended."""
+
+    result: RequestResult

@@ -1,0 +1,146 @@
+"""What the scheduler knows of a sequence: numbers only; tokens and tensors stay with the decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+End = Literal["finished", "cancelled", "failed"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sequence to decode.
+
+    Attributes:
+        id: the caller's name for it, unique among the sequences that have not ended.
+        prompt_length: tokens of the prompt, at least 1.
+        max_new_tokens: tokens it may gain, at least 1.
+    """
+
+    id: int
+    prompt_length: int
+    max_new_tokens: int
+
+    @property
+    def columns(self) -> int:
+        """KV columns the sequence may come to need."""
+        return self.prompt_length + self.max_new_tokens
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round did for a row.
+
+    Attributes:
+        accepted: drafts accepted, 0 to the seat's ``limit``; 0 for a row that was only prefilled. The bonus token is
+            not counted, nor is a newcomer's first token.
+        finished: the row has ended; its lane is free again.
+    """
+
+    accepted: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """The life of a sequence, in rounds of the scheduler; ``None`` where it did not get that far.
+
+    Attributes:
+        id: of the request.
+        end: how it ended.
+        queued: round before which it was submitted, or read from the source.
+        started: round that began its prompt.
+        first_token: round that gave its first token.
+        ended: last round it was part of the scheduler.
+        rounds: rounds it took part in.
+        longest_wait: most rounds in a row that it sat out while it was in the window.
+        realigns: times its KV was moved.
+    """
+
+    id: int
+    end: End
+    queued: int
+    started: int | None
+    first_token: int | None
+    ended: int
+    rounds: int
+    longest_wait: int
+    realigns: int
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A sequence in the window.
+
+    Attributes:
+        last_round: round it last took part in; the one before its admission if none.
+        prefilled: prompt tokens that have their KV.
+        produced: tokens gained.
+        lane: its row of the padded batch, if it sits in one.
+        end: column one past its last token in that lane.
+    """
+
+    request: Request
+    queued: int
+    last_round: int
+    prefilled: int = 0
+    produced: int = 0
+    started: int | None = None
+    first_token: int | None = None
+    rounds: int = 0
+    longest_wait: int = 0
+    realigns: int = 0
+    lane: int | None = None
+    end: int = 0
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def is_ready(self) -> bool:
+        """It has its first token, so drafts can follow."""
+        return self.produced > 0
+
+    @property
+    def length(self) -> int:
+        """Content length: real tokens, prompt included."""
+        return self.request.prompt_length + self.produced
+
+    @property
+    def columns(self) -> int:
+        """Columns with valid KV: those of all tokens but the last."""
+        return self.length - 1 if self.is_ready else self.prefilled
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still gain."""
+        return self.request.max_new_tokens - self.produced
+
+    def serve(self, now: int) -> None:
+        """Take part in round ``now``."""
+        self.longest_wait = max(self.longest_wait, now - self.last_round - 1)
+        self.last_round = now
+        self.rounds += 1
+        if self.started is None:
+            self.started = now
+
+    def gain(self, tokens: int) -> None:
+        if self.first_token is None:
+            self.first_token = self.last_round
+        self.prefilled = self.request.prompt_length
+        self.produced += tokens
+
+    def record(self, end: End, now: int) -> Record:
+        return Record(
+            self.id,
+            end,
+            self.queued,
+            self.started,
+            self.first_token,
+            now,
+            self.rounds,
+            self.longest_wait,
+            self.realigns,
+        )

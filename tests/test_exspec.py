@@ -1,0 +1,522 @@
+"""EXSPEC equals the target's own greedy decoding, whoever comes and goes, and one request's trouble is its own."""
+
+import functools
+import gc
+import itertools
+import os
+from collections import Counter
+
+import pytest
+import torch
+from decoding import NoisyOracleDrafter, plant_in_attention
+from test_planted_bugs import PLANTS
+from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
+
+from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, lanes, ops
+from specdec_fast.drafters import Drafter, DraftRun, Drafts
+from specdec_fast.errors import InputError
+from specdec_fast.exspec import ragged
+from specdec_fast.ragged import RaggedPool
+from specdec_fast.rounds import Rounds
+from specdec_fast.scheduler import POLICIES
+
+NEW_TOKENS = 24
+CHOICES = [(layout, policy) for layout, policies in POLICIES.items() for policy in policies]
+SOME_CHOICES = [("ragged", "age"), ("padded", "same-end"), ("padded", "paper")]
+LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12, 5, 1, 6, 40, 8]
+
+
+@functools.cache
+def model_of(family):
+    """Shared, so that what it decodes by itself is decoded once."""
+    return make_model(family, seed=1)
+
+
+@functools.cache
+def drafter_of(model, kind="model"):
+    if kind == "model":
+        return ModelDrafter(make_draft(model, DRAFT_NOISE[model.config.model_type.removesuffix("_text")], 11))
+    return NgramDrafter() if kind == "ngram" else SelfDrafter(model, [0, 2])
+
+
+@pytest.fixture
+def accepted_by_round(monkeypatch):
+    """What each round accepted, row by row."""
+    rounds, verify = [], Rounds.verify
+
+    def logged(self, rows, drafts):
+        verdict = verify(self, rows, drafts)
+        rounds.append([n for n, drafted in zip(verdict.accepted, drafts.counts, strict=True) if drafted])
+        return verdict
+
+    monkeypatch.setattr(Rounds, "verify", logged)
+    return rounds
+
+
+def wrong_rows(model, prompts, rows, eos=None):
+    assert [row.index for row in rows] == list(range(len(prompts)))
+    wrong = []
+    for row, prompt in zip(rows, prompts, strict=True):
+        ids, new = (prompt["input_ids"], prompt["max_new_tokens"]) if isinstance(prompt, dict) else (prompt, NEW_TOKENS)
+        if row.error or row.token_ids != greedy_oracle(model, ids, new, eos):
+            wrong.append(row)
+    return wrong
+
+
+def goes_wrong(decoder, prompts):
+    """Whether a row differs, or the run notices by itself."""
+    try:
+        rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    except InputError:
+        return True
+    return bool(wrong_rows(decoder.target, prompts, rows))
+
+
+def mixed_prompts(seed):
+    """Prompts of many lengths, one of them with a long way to go and some that end at once."""
+    prompts = make_prompts(LENGTHS, seed)
+    prompts[3] = {"input_ids": prompts[3], "max_new_tokens": 90}
+    prompts[6] = {"input_ids": prompts[6], "max_new_tokens": 1}
+    prompts[10] = {"input_ids": prompts[10], "max_new_tokens": 2}
+    return prompts
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [*((family, "model") for family in FAMILIES), ("llama", "self"), ("gemma3", "ngram")]
+)
+def test_equals_greedy_at_batch_one(family, kind, accepted_by_round):
+    model = model_of(family)
+    prompts = mixed_prompts(1)
+    drafter = drafter_of(model, kind)
+    for batch_size, window, k, prefill in [(1, 1, 3, 512), (3, 3, 5, 9), (4, 16, 2, 20), (20, None, 4, 512)]:
+        decoder = EXSpec(
+            model, drafter, batch_size=batch_size, window=window, num_draft_tokens=k, prefill_tokens=prefill
+        )
+        rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+        assert not wrong_rows(model, prompts, rows)
+    assert sum(len(set(accepted)) > 1 for accepted in accepted_by_round) > 5
+    assert sum(len(set(row.token_ids)) for row in rows) / len(rows) > 8
+
+
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [*itertools.product(FAMILIES, ["same-end", "paper"]), ("llama", "paper-kept"), ("llama", "per-batch")],
+)
+def test_padded_policies_equal_greedy_at_batch_one(family, policy, accepted_by_round):
+    model = model_of(family)
+    prompts = mixed_prompts(1)
+    shapes = [(4, 8, 5, None), (3, 12, 4, 0), (5, 5, 4, 4)] if policy == "same-end" else [(3, 7, 5, None)]
+    for batch_size, window, k, slack in shapes:
+        decoder = EXSpec(
+            model,
+            drafter_of(model),
+            batch_size=batch_size,
+            window=window,
+            num_draft_tokens=k,
+            layout="padded",
+            policy=policy,
+            slack=slack,
+        )
+        stream = decoder.generate(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+        rows = sorted(stream, key=lambda row: row.index)
+        assert not wrong_rows(model, prompts, rows)
+        assert len({row.record.started for row in rows}) > 2
+        runner, counters = stream._engine.runner, stream._engine.scheduler.counters
+        column = sum(model.cache.bytes_per_column for model in runner.lanes.models)
+        assert stream.stats.bytes_moved == counters.columns_moved * column > 0
+        assert not runner.rows and not any(model.filled for model in runner.lanes.models)
+    assert sum(len(set(accepted)) > 1 for accepted in accepted_by_round) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "policy"), CHOICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_greedy_for_every_window(family, layout, policy):
+    for seed, batch_size, times in itertools.product(range(3), (1, 2, 3, 5, 8), (1, 2, 4)):
+        model, prompts = make_model(family, seed), mixed_prompts(seed)
+        decoder = EXSpec(
+            model,
+            drafter_of(model),
+            batch_size=batch_size,
+            window=times * batch_size,
+            prefill_tokens=16,
+            layout=layout,
+            policy=policy,
+        )
+        rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+        assert not wrong_rows(model, prompts, rows)
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "policy"),
+    [*((family, "ragged", "age") for family in FAMILIES), *(("llama", *choice) for choice in CHOICES[1:])],
+)
+def test_early_ends_let_others_in(family, layout, policy):
+    model = make_model(family, seed=4)
+    prompts = make_prompts(LENGTHS, 4)
+    texts = [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in prompts]
+    eos = Counter(token for text in texts for token in set(text[2:])).most_common(1)[0][0]
+    drafter = NoisyOracleDrafter(model, prompts, NEW_TOKENS, seed=0, wrong=0.2)
+    decoder = EXSpec(model, drafter, batch_size=3, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=eos)
+    assert not wrong_rows(model, prompts, rows, eos)
+    for row in rows:
+        assert row.finish_reason == ("eos" if row.token_ids[-1] == eos else "length")
+        assert len(row.token_ids) == 1 + row.accepted + row.rounds or row.finish_reason == "eos"
+    assert {row.finish_reason for row in rows} == {"eos", "length"}
+    assert len({row.record.started for row in rows}) > 4
+
+
+def test_prompts_are_read_as_there_is_room_and_rows_come_as_they_end():
+    model = model_of("llama")
+    read = []
+
+    def source():
+        for index, prompt in enumerate(mixed_prompts(1)):
+            read.append(index)
+            yield prompt
+
+    decoder = EXSpec(model, drafter_of(model), batch_size=2, window=4)
+    order = []
+    for row in decoder.generate(source(), max_new_tokens=NEW_TOKENS, eos_token_id=[]):
+        order.append(row.index)
+        # those under way, and one that waits
+        assert len(read) <= len(order) + 4
+    assert sorted(order) == read and order != read
+    assert order.index(3) > 5
+
+
+@pytest.mark.parametrize("plant", PLANTS["ragged"])
+def test_planted_bug_is_seen(plant, monkeypatch):
+    monkeypatch.setattr("specdec_fast.exspec.engine.self_check", lambda *_: None)
+    monkeypatch.setattr("specdec_fast.drafters.model.self_check", lambda *_: None)
+    plant(monkeypatch)
+    model, prompts = model_of("llama"), mixed_prompts(1)
+    decoder = EXSpec(model, drafter_of(model), batch_size=4, prefill_tokens=8)
+    assert goes_wrong(decoder, prompts)
+
+
+def chunks_out_of_place(monkeypatch):
+    """A piece of a prompt starts one token late."""
+    segment = ragged.Segment
+    monkeypatch.setattr(ragged, "Segment", lambda slot, start, size: segment(slot, start + 1, max(1, size - 1)))
+
+
+def slots_not_followed(monkeypatch):
+    """Rows are mixed up when the pool takes another shape."""
+    resize = RaggedPool.resize
+
+    def unfollowed(self, num_slots, columns):
+        went_to = resize(self, num_slots, columns)
+        return dict(zip(went_to, reversed(went_to.values()), strict=True))
+
+    monkeypatch.setattr(RaggedPool, "resize", unfollowed)
+
+
+def chunks_see_the_future(monkeypatch):
+    """The last query of a piece that rides along sees one more column than there is."""
+    plant_in_attention(monkeypatch, lambda segments: [s._replace(start=s.start + (s.size > 6)) for s in segments])
+
+
+def shifted_too_far(monkeypatch):
+    """What comes from another row or from the pool lands one column too far."""
+    gather = ops.gather_realign_
+
+    def skewed(caches, pools, row, source, start, num_columns, shift):
+        gather(caches, pools, row, source, start, num_columns, shift + (row != source).long())
+
+    monkeypatch.setattr(ops, "gather_realign_", skewed)
+
+
+def pool_misses_drafts(monkeypatch):
+    """Only the first new token of a round reaches the pool."""
+    mirror = lanes.LaneFollower._mirror
+    monkeypatch.setattr(
+        lanes.LaneFollower,
+        "_mirror",
+        lambda self, first, filled: mirror(self, first, [min(n, end) for n, end in zip(filled, self.batch.ends)]),
+    )
+
+
+def leads_ignored(monkeypatch):
+    """The logits of a row that leads are taken from where they would be without a lead."""
+    ahead = lanes.Lanes.ahead
+
+    def unled(self, count):
+        columns = ahead(self, count)
+        is_verdict = count == 5 and len(self) > 1
+        return columns - self.end[:, None] + self.end.min() if is_verdict else columns
+
+    monkeypatch.setattr(lanes.Lanes, "ahead", unled)
+
+
+LANE_BUGS = [("paper", None), ("same-end", None)] + [
+    *(("paper", shifted_too_far), ("paper", pool_misses_drafts), ("same-end", leads_ignored))
+]
+
+
+@pytest.mark.parametrize(("policy", "plant"), LANE_BUGS)
+def test_bug_in_lanes_is_seen(policy, plant, monkeypatch):
+    model = model_of("llama")
+    prompts = mixed_prompts(1)
+    decoder = EXSpec(model, drafter_of(model), batch_size=3, num_draft_tokens=4, layout="padded", policy=policy)
+    if plant:
+        plant(monkeypatch)
+    assert goes_wrong(decoder, prompts) == bool(plant)
+
+
+@pytest.mark.parametrize("plant", [None, chunks_out_of_place, slots_not_followed, chunks_see_the_future])
+def test_bug_in_what_is_new_is_seen(plant, monkeypatch):
+    model = model_of("llama")
+    prompts = mixed_prompts(1)
+    decoder = EXSpec(model, drafter_of(model), batch_size=3, prefill_tokens=8, kv_budget_bytes=budget_for(300))
+    if plant:
+        plant(monkeypatch)
+    assert goes_wrong(decoder, prompts) == bool(plant)
+
+
+def budget_for(columns):
+    """Bytes for so many columns of a tiny Llama and its draft, in float64."""
+    return 2 * 3 * 2 * 2 * 16 * 8 * columns
+
+
+def test_memory_keeps_the_budget_and_comes_back():
+    model = model_of("llama")
+    prompts = make_prompts([5] * 20, 1)
+    prompts[2] = {"input_ids": prompts[2], "max_new_tokens": 400}
+    decoder = EXSpec(model, NgramDrafter(), batch_size=4, kv_budget_bytes=budget_for(500) // 2)
+    stream = decoder.generate(prompts, max_new_tokens=10, eos_token_id=[])
+    widths, held, alone = [], [], []
+    stream._on_round = lambda _: (
+        widths.append(stream._engine.runner.pool.capacity),
+        held.append(stream.kv_bytes),
+        alone.append(len(stream._engine.scheduler.active)),
+    )
+    rows = sorted(stream, key=lambda row: row.index)
+    assert [row.token_ids for row in rows] == [
+        greedy_oracle(model, p["input_ids"], 400) if isinstance(p, dict) else greedy_oracle(model, p, 10)
+        for p in prompts
+    ]
+    assert max(held) <= budget_for(500) // 2
+    assert max(widths) > 400 and widths[-1] < 200
+    assert 1 in alone[3:-3] and max(alone) > 3
+    assert not stream._engine.rows and not stream._engine.runner.slots
+
+
+@pytest.mark.parametrize("policy", ["same-end", "paper"])
+def test_lanes_and_pool_keep_the_budget(policy):
+    model = model_of("llama")
+    prompts = make_prompts([5] * 9, 1)
+    row = 2 * 15 + 6 + (15 if policy == "paper" else 0)
+    options = {"batch_size": 4, "layout": "padded", "policy": policy}
+    for rows in (1, 3):
+        stream = EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(rows * row + 5), **options).generate(
+            prompts, max_new_tokens=10, eos_token_id=[]
+        )
+        assert all(r.token_ids == greedy_oracle(model, prompts[r.index], 10) for r in stream)
+        assert stream._engine.scheduler.limits.batch_size == rows
+        assert stream.kv_bytes == budget_for(rows * row)
+    with pytest.raises(InputError, match="one row of max_columns=15 takes"):
+        EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(row - 1), **options).generate(
+            prompts, max_new_tokens=10
+        )
+
+
+def test_a_budget_without_room_for_a_row_refuses_that_row():
+    model = model_of("llama")
+    decoder = EXSpec(model, NgramDrafter(), batch_size=2, kv_budget_bytes=budget_for(30) // 2)
+    prompts = make_prompts([3, 20, 4], 1)
+    rows = decoder.generate_all(prompts, max_new_tokens=12, eos_token_id=[])
+    assert [bool(row.error) for row in rows] == [False, True, False]
+    assert "may grow to 32 tokens (20 + 12); there is room for 30" in rows[1].error
+    assert rows[2].token_ids == greedy_oracle(model, prompts[2], 12)
+
+
+BAD_PROMPTS = [
+    ([], "empty prompt"),
+    ("text", "of type str"),
+    (None, "of type NoneType"),
+    ([5, 6.0], "a list of something else"),
+    ([5, 97], "vocabulary of 97"),
+    ([-1, 5], "vocabulary of 97"),
+    ([5] * 500, "500 tokens; with max_new_tokens=24 it outgrows the most of 512"),
+    ({"input_ids": [5], "max_new_tokens": 0}, "max_new_tokens=0"),
+    ({"input_ids": [5], "temperature": 0}, "the key 'temperature'"),
+    ({}, "of type NoneType"),
+]
+
+
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+def test_a_prompt_that_cannot_be_decoded_ends_alone(layout, policy):
+    model = model_of("llama")
+    good = make_prompts([5] * len(BAD_PROMPTS), 1)
+    prompts = [prompt for pair in zip(good, (bad for bad, _ in BAD_PROMPTS), strict=True) for prompt in pair]
+    decoder = EXSpec(model, NgramDrafter(), batch_size=3, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    assert [row.index for row in rows] == list(range(len(prompts)))
+    assert [row.token_ids for row in rows[::2]] == [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in good]
+    for row, (_, reason) in zip(rows[1::2], BAD_PROMPTS, strict=True):
+        assert row.finish_reason == "error" and reason in row.error and row.token_ids == []
+        assert row.record.ended_at is not None and row.record.started is None
+
+
+class FailingDrafter(Drafter, DraftRun):
+    """Raises, or drafts nonsense, whenever one of some rows is among those to draft for."""
+
+    def __init__(self, inner, rows, how):
+        self.inner, self.bad, self.how = inner, rows, how
+
+    def check(self, target):
+        self.inner.check(target)
+
+    def begin(self, batch, longest):
+        self.run = self.inner.begin(batch, longest)
+        return self
+
+    def draft(self, texts, limits):
+        drafts = self.run.draft(texts, limits)
+        if not self.bad & {row for row, _ in texts}:
+            return drafts
+        if self.how == "raise":
+            raise RuntimeError("no luck")
+        return Drafts(drafts.ids, [limit + 1 for limit in limits])
+
+    def forget(self, row):
+        self.run.forget(row)
+
+
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+@pytest.mark.parametrize(("kind", "how"), [("model", "raise"), ("ngram", "too many")])
+def test_a_draft_that_fails_ends_its_row_only(kind, how, layout, policy):
+    model = model_of("llama")
+    prompts = make_prompts(LENGTHS, 1)
+    bad = {1, 5, 6}
+    drafter = FailingDrafter(drafter_of(model, kind), bad, how)
+    decoder = EXSpec(model, drafter, batch_size=4, layout=layout, policy=policy)
+    rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    for row, prompt in zip(rows, prompts, strict=True):
+        want = greedy_oracle(model, prompt, NEW_TOKENS)
+        if row.index in bad:
+            assert row.finish_reason == "error" and row.token_ids == want[: len(row.token_ids)] != []
+            assert ("no luck" if how == "raise" else "FailingDrafter drafted") in row.error
+        else:
+            assert (row.error, row.token_ids) == (None, want)
+
+
+def test_when_every_draft_fails_the_run_still_ends():
+    model = model_of("llama")
+    drafter = FailingDrafter(NgramDrafter(), set(range(9)), "raise")
+    rows = EXSpec(model, drafter, batch_size=4).generate_all(make_prompts([3] * 9, 1), max_new_tokens=5)
+    assert [row.finish_reason for row in rows] == ["error"] * 9
+
+
+@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+def test_cancelled_rows_end_and_others_go_on(layout, policy):
+    model = model_of("llama")
+    prompts = make_prompts(LENGTHS, 1)
+    stream = EXSpec(model, drafter_of(model), batch_size=3, window=6, layout=layout, policy=policy).generate(
+        prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[]
+    )
+    rows = [next(stream)]
+    under_way = stream._engine.scheduler.active
+    assert all(stream.cancel(index) for index in under_way[:2])
+    assert not stream.cancel(rows[0].index) and not stream.cancel(13) and not stream.cancel(under_way[0])
+    rows += stream
+    assert len(rows) == len(prompts)
+    for row in rows:
+        want = greedy_oracle(model, prompts[row.index], NEW_TOKENS)
+        assert (row.finish_reason == "cancelled") == (row.index in under_way[:2])
+        assert row.token_ids == (want if row.error is None else want[: len(row.token_ids)])
+
+
+def test_an_error_of_the_target_is_raised_after_what_had_ended():
+    model = make_model("llama", seed=1)
+    stream = EXSpec(model, NgramDrafter(), batch_size=2).generate(
+        mixed_prompts(1), max_new_tokens=NEW_TOKENS, eos_token_id=[]
+    )
+    first = next(stream)
+    assert first.token_ids
+    model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(stream)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_records_and_counters_add_up():
+    model = model_of("llama")
+    prompts = mixed_prompts(1)
+    stream = EXSpec(model, drafter_of(model), batch_size=3, prefill_tokens=16).generate(
+        prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[]
+    )
+    rows = list(stream)
+    stats = stream.stats
+    assert stats.tokens == sum(len(row.token_ids) for row in rows)
+    assert stats.drafted == sum(row.drafted for row in rows) and stats.accepted == sum(row.accepted for row in rows)
+    assert stats.row_rounds == sum(row.rounds for row in rows)
+    assert stats.bytes_moved == 0 and stats.seconds > 0 and all(s > 0 for s in stats.stage_seconds.values())
+    assert all(len(row.token_ids) == 1 + row.accepted + row.rounds for row in rows)
+    for row in rows:
+        record = row.record
+        assert 0 <= record.queued <= record.started <= record.first_token <= record.ended
+        assert 0 <= record.queued_at <= record.started_at <= record.first_token_at <= record.ended_at <= stats.seconds
+        assert row.rounds < record.rounds <= record.ended - record.started + 1
+        assert record.realigns == 0
+    long_prompt = next(row for row in rows if row.index == 12)
+    assert long_prompt.record.rounds - long_prompt.rounds >= 3, "40 tokens at 16 a round are 3 pieces"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 4, "window": 3}, "window=3"),
+        ({"layout": "square"}, "layout='square'"),
+        ({"policy": "paper"}, "policy='paper'"),
+        ({"max_wait_rounds": 0}, "max_wait_rounds=0"),
+        ({"max_length": 1}, "max_length=1"),
+        ({"max_length": 513}, "max_length=513"),
+        ({"kv_budget_bytes": 0}, "kv_budget_bytes=0"),
+        ({"prefill_tokens": 0}, "prefill_tokens=0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        EXSpec(make_model("llama", seed=0), NgramDrafter(), **options)
+
+
+def test_a_run_needs_a_limit_and_a_row_in_the_budget():
+    model = make_model("llama", seed=0)
+    with pytest.raises(InputError, match="max_new_tokens=0"):
+        EXSpec(model, NgramDrafter()).generate([[5]], max_new_tokens=0)
+    with pytest.raises(InputError, match="kv_budget_bytes=7"):
+        EXSpec(model, NgramDrafter(), kv_budget_bytes=7).generate([[5]], max_new_tokens=1)
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_stays_flat(count):
+    model = make_model("llama", seed=1, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    shapes = torch.randint(1, 13, (count, 2), generator=generator).tolist()
+    prompts = ({"input_ids": [5 + i % 90] * n, "max_new_tokens": new} for i, (n, new) in enumerate(shapes))
+    stream = EXSpec(model, NgramDrafter(), batch_size=16).generate(prompts, max_new_tokens=1, eos_token_id=[7])
+    seen = 0
+    for row in stream:
+        seen += 1
+        assert row.error is None
+        if seen == count // 4:
+            gc.collect()
+            resident, objects = resident_bytes(), len(gc.get_objects())
+    gc.collect()
+    assert seen == count
+    assert resident_bytes() - resident < 8 << 20
+    assert len(gc.get_objects()) - objects < 500
+    engine = stream._engine
+    pool = engine.runner.pool
+    assert not engine.rows and not engine.runner.slots and not engine.runner.rounds.drafting.index_of
+    assert sorted(pool._free) == list(range(pool.num_slots)) and pool.lengths == [0] * pool.num_slots

@@ -1,0 +1,219 @@
+"""What the simulation measures, and what it says of the policies."""
+
+import itertools
+import json
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import grouping, grouping_report
+from benchmarks.grouping import Case
+from specdec_fast.scheduler import Outcome, Request, Scheduler
+from specdec_fast.simulation import CostModel, Job, Workload, percentile, simulate
+
+FIELDS = (
+    "policy layout batch_size window lengths grouping_rate realigns bytes_moved verify_calls mean_batch p50_rounds "
+    "p99_rounds"
+)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """Records of simulations, each run once."""
+    records = {}
+
+    def get(policy, batch_size, window, lengths="random"):
+        case = Case(policy, batch_size, window, lengths)
+        if case not in records:
+            records[case] = case.record(case.run())
+        return records[case]
+
+    return get
+
+
+def test_the_same_rows_whatever_the_policy():
+    workload = Workload(max_new_tokens=40)
+    traces = []
+    for layout, policy in (("ragged", "age"), ("padded", "same-end"), ("padded", "paper"), ("padded", "per-batch")):
+        scheduler = Scheduler(
+            batch_size=4, layout=layout, policy=policy, max_columns=workload.max_columns, prefill_tokens=1000
+        )
+        traces.append(simulate(scheduler, workload.jobs(60), workload))
+    jobs = list(workload.jobs(60))
+    for trace in traces:
+        assert sorted(record.id for record in trace.records) == list(range(60))
+        assert trace.tokens == sum(job.new_tokens for job in jobs)
+    # alone in a batch, a row's rounds depend on its luck only
+    alone = [simulate(Scheduler(batch_size=1), [job], workload).rounds[0] - 1 for job in jobs]
+    for trace in (traces[0], traces[3]):
+        prefills = 1 if trace is traces[0] else 0
+        assert [record.rounds - prefills for record in sorted(trace.records, key=lambda r: r.id)] == alone
+
+
+def test_acceptance_is_geometric():
+    job = Job(prompt_length=1, new_tokens=30_000, max_new_tokens=40_000, rate=0.7, seed=5)
+    scheduler = Scheduler(batch_size=1)
+    trace = simulate(scheduler, [job])
+    # 1 + r + ... + r^K tokens a round
+    expected = (1 - 0.7**6) / 0.3
+    assert trace.tokens / scheduler.counters.verify_calls == pytest.approx(expected, rel=0.02)
+
+
+def test_time_and_latency_by_hand():
+    cost = CostModel(draft_step=0.1, token=0.01, column=1.0)
+    job = Job(prompt_length=10, new_tokens=8, max_new_tokens=8, rate=1.0, seed=0)
+    jobs = [job, replace(job, arrival=100.0)]
+    ragged = simulate(Scheduler(batch_size=1), jobs, cost=cost)
+    # a prompt of 10 tokens, a verify of 1 + 5, a verify of 1
+    each = (1 + 0.1) + (1 + 0.5 + 0.06) + (1 + 0.01)
+    assert ragged.latencies == pytest.approx([each, each])
+    assert ragged.time == pytest.approx(100 + each)
+    padded = simulate(Scheduler(batch_size=1, layout="padded", max_columns=18), jobs[:1], cost=cost)
+    assert padded.latencies == pytest.approx([each])
+    assert (ragged.rounds, padded.rounds) == ([3, 3], [2])
+
+
+def test_moved_columns_take_time():
+    plan_cost = CostModel(draft_step=0, token=0, column=0.5)
+    scheduler = Scheduler(batch_size=2, layout="padded", policy="same-end", max_columns=30, slack=0)
+    scheduler.feed([Request(0, 4, 20), Request(1, 9, 20)])
+    assert plan_cost.seconds(scheduler.next_batch(), is_packed=False) == 2
+    scheduler.report({0: Outcome(1, False), 1: Outcome(0, False)})
+    # the shorter row moves: 4 prompt tokens, the first and an accepted one
+    assert plan_cost.seconds(scheduler.next_batch(), is_packed=False) == 1 + 0.5 * 6
+
+
+def test_workload():
+    workload = Workload((5, 9), max_new_tokens=50, mean_new_tokens=20, rate=0.6)
+    jobs = list(workload.jobs(4000, seed=1, arrival_rate=0.5))
+    assert {job.prompt_length for job in jobs} == set(range(5, 10))
+    mean = sum((1 - 1 / 20) ** n for n in range(50))
+    assert sum(job.new_tokens for job in jobs) / 4000 == pytest.approx(mean, rel=0.05)
+    assert sum(job.rate for job in jobs) / 4000 == pytest.approx(0.6, rel=0.02)
+    assert jobs[-1].arrival / 4000 == pytest.approx(2, rel=0.06)
+    assert jobs == list(workload.jobs(4000, seed=1, arrival_rate=0.5))
+    assert {job.new_tokens for job in replace(workload, mean_new_tokens=math.inf).jobs(5)} == {50}
+
+
+def test_conversations_take_their_turns():
+    workload = Workload((5, 9), max_new_tokens=10, turns=3, think_time=4.0, added_tokens=7)
+    scheduler = Scheduler(batch_size=2, max_columns=workload.max_columns)
+    trace = simulate(scheduler, workload.jobs(20, arrival_rate=0.1), workload)
+    assert len(trace.records) == 60
+    job = next(workload.jobs(1))
+    following = workload.next_turn(job, now=50.0)
+    assert following.prompt_length == job.prompt_length + job.new_tokens + 7
+    assert following.arrival > 50
+    assert following.turns == job.turns - 1 == 1
+
+
+def test_percentile():
+    values = list(range(1, 101))
+    random.Random(0).shuffle(values)
+    assert [percentile(values, percent) for percent in (0, 50, 90, 99, 100)] == [1, 50, 90, 99, 100]
+    assert percentile([3], 50) == 3
+
+
+def test_thousands_of_rounds_a_second():
+    workload = Workload()
+    scheduler = Scheduler(batch_size=8, layout="padded", max_columns=workload.max_columns)
+    began = time.process_time()
+    simulate(scheduler, workload.jobs(256), workload)
+    # about 10,000 a second on one slow core
+    assert scheduler.counters.rounds / (time.process_time() - began) > 1000
+
+
+def test_grouping_rate_falls_with_the_batch_for_random_lengths_and_stays_for_identical_ones(measured):
+    sizes = (1, 2, 4, 8)
+    rates = {
+        lengths: [measured("paper", size, 16, lengths)["grouping_rate"] for size in sizes]
+        for lengths in ("random", "identical")
+    }
+    assert rates["random"][0] == 1
+    assert rates["random"][1] < 0.1
+    assert rates["random"][3] < 0.001
+    assert all(rate > 0.4 for rate in rates["identical"])
+    assert rates["identical"] == sorted(rates["identical"], reverse=True)
+
+
+def test_a_wider_window_groups_more_identical_rows(measured):
+    rates = [measured("paper", 4, window, "identical")["grouping_rate"] for window in (1, 4, 16)]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.05 < rates[2] - rates[0]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "window", "lengths"),
+    [*itertools.product((2, 8), (4, 16), ("random", "identical")), (32, 4, "random"), (32, 4, "identical")],
+)
+def test_same_end_moves_a_third_of_the_bytes_at_an_equal_batch(measured, batch_size, window, lengths):
+    same_end, paper = (measured(policy, batch_size, window, lengths) for policy in ("same-end", "paper"))
+    assert same_end["bytes_moved"] <= paper["bytes_moved"] / 3
+    assert same_end["mean_batch"] == pytest.approx(paper["mean_batch"], rel=0.02)
+    # leaders draft less, which costs verify calls
+    assert same_end["verify_calls"] <= 1.1 * paper["verify_calls"]
+
+
+@pytest.mark.parametrize("lengths", ["random", "identical"])
+def test_same_end_moves_less_than_the_published_choice_of_rows_kept_in_place(measured, lengths):
+    kept = measured("paper-kept", 8, 4, lengths)["bytes_moved"]
+    assert measured("same-end", 8, 4, lengths)["bytes_moved"] < 0.55 * kept
+    assert kept < 0.65 * measured("paper", 8, 4, lengths)["bytes_moved"]
+
+
+@pytest.mark.parametrize("batch_size", [2, 8, 32])
+def test_ragged_moves_nothing_and_saves_a_third_of_the_calls_with_stragglers(measured, batch_size):
+    ragged, eqspec = measured("age", batch_size, 4), measured("per-batch", batch_size, 1)
+    assert ragged["bytes_moved"] == ragged["realigns"] == 0
+    assert ragged["grouping_rate"] == 1
+    assert ragged["verify_calls"] < 0.72 * eqspec["verify_calls"]
+
+
+@pytest.mark.parametrize("window", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("policy", ["age", "same-end"])
+@pytest.mark.parametrize("lengths", ["random", "identical"])
+def test_the_tail_is_that_of_eqspec(measured, lengths, policy, batch_size, window):
+    eqspec = measured("per-batch", batch_size, 1, lengths)
+    assert measured(policy, batch_size, window, lengths)["p99_rounds"] <= 1.5 * eqspec["p99_rounds"]
+
+
+def test_the_published_policy_has_a_tail(measured):
+    assert (
+        measured("paper", 8, 4, "identical")["p99_rounds"] > 2 * measured("per-batch", 8, 1, "identical")["p99_rounds"]
+    )
+
+
+def test_online_rows_need_not_wait_for_a_batch_to_end():
+    times = {}
+    for case, rate in grouping.online():
+        if case.policy in ("age", "per-batch") and case.arrivals == "poisson":
+            trace = case.run(rate)
+            times[case.policy] = [percentile(trace.latencies, percent) for percent in (50, 90, 99)]
+    assert all(age < 0.7 * eqspec for age, eqspec in zip(times["age"], times["per-batch"], strict=True))
+
+
+def test_benchmark_writes_its_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(grouping, "QUICK_SIZES", (1, 2))
+    monkeypatch.setattr(grouping, "QUICK_WINDOWS", (1, 4))
+    monkeypatch.setattr(grouping, "ONLINE_ROWS", 16)
+    app = grouping.typer.Typer()
+    app.command()(grouping.main)
+    paths = [tmp_path / "out" / name for name in ("grouping.json", "grouping.png")]
+    done = CliRunner().invoke(app, ["--quick", "--json", str(paths[0]), "--png", str(paths[1])])
+    assert done.exit_code == 0, done.output
+    records = json.loads(paths[0].read_text())
+    assert all(set(FIELDS.split()) <= set(record) for record in records)
+    assert {record["policy"] for record in records} == set(grouping.POLICIES)
+    assert {record["arrivals"] for record in records} == {"offline", "poisson", "multi-turn"}
+    assert paths[1].stat().st_size > 0
+    assert ["age", "identical", "2", "8", "0.00"] in [line[:5] for line in grouping_report.ratios(records)]
+
+
+def test_quotient():
+    assert grouping_report.quotient(3, 2) == "1.50"
+    assert grouping_report.quotient(3, 0) == "-"
