@@ -88,8 +88,8 @@ class RowCheck:
             if not value.any():
                 return violation("visible_padding", "a column is seen whose entry is all zeros")
             right_value = any(origin.token == expected for origin in self.history.find(layer, value))
-            if right_value and layer == self._first_layer:
-                return violation("wrong_position", f"token {expected} with a key that no query wrote")
+            if right_value and layer == self._first_layer and self._is_rotated(key, position, layer):
+                return violation("wrong_position", f"token {expected} with the key of a position that no query had")
             return violation("wrong_kv", "its entry is none that a query wrote")
         own = [origin for origin in origins if origin.row == self.row.index]
         if any(origin.token == expected and origin.position == position for origin in own):
@@ -134,6 +134,11 @@ class RowCheck:
         columns = torch.tensor(self.cached[surplus:], device=keys.device)
         return not _differs(keys[:, columns], own_keys[:, :first]).any()
 
+    def _is_rotated(self, key: Tensor, position: int, layer: int) -> bool:
+        """True if ``key`` ``[H, D]`` may be that of another position: rotary embeddings keep the norm of every head."""
+        own = self.row.alone.entry(layer)[0][:, position]
+        return not _differs(key.norm(dim=-1)[:, None, None], own.norm(dim=-1)[:, None, None]).any()
+
     def _same_entry(self, a: int, b: int, layer: int) -> bool:
         values = self.view.values[layer]
         assert values is not None
@@ -172,9 +177,19 @@ class RowCheck:
                 if offset == 0 and position < given < len(text) and text[given] == token and text[position] == token:
                     # equal tokens in a row: the text alone does not show that one of them is missing
                     return self._violation("lost_token", None, self.view.columns[query], position, "a token is missing")
+                hidden = self._hidden_before(query)
+                if given == position + len(hidden) and hidden:
+                    column = self.view.columns[hidden[0]]
+                    detail = f"the query at position {given} does not see column {column}"
+                    return self._violation("wrong_mask", None, column, position, detail)
                 detail = f"position ID {given} after {position} tokens"
                 return self._violation("wrong_position", None, self.view.columns[query], position, detail)
         return None
+
+    def _hidden_before(self, query: int) -> list[int]:
+        """Queries before ``query``, after the row's first, that its position counts and its mask does not show."""
+        between = range(self.queries[0] + 1, query)
+        return [q for q in between if q not in self.queries and self.view.positions[q] < self.view.positions[query]]
 
     def _mask(self) -> Violation | None:
         content = self.cached + [self.view.columns[query] for query in self.queries]
