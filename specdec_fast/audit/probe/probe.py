@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ... import compat, selfcheck
 from ...errors import InputError, UnsupportedModelError
@@ -28,7 +28,7 @@ class Probe:
     For every row: the columns that attention sees hold exactly the row's text, each entry is what the model computes
     for that token at that position in a forward of this row alone, position IDs count the tokens before, the mask is
     causal, and what is committed is what the model chose. Nothing is asked of the decoder but to run the model with
-    ``input_ids`` and a transformers ``Cache``.
+    ``input_ids``; where it passes no cache, the model is given one.
 
     Args:
         model: the target of a greedy decoder.
@@ -116,9 +116,14 @@ class Probe:
         self._forward(input_ids=input_ids, use_cache=True, **{self._cache_argument: cache})
 
     def _watched(self, inputs: dict[str, Any]) -> Any:
-        cache = inputs.get(self._cache_argument)
-        if cache is None or inputs.get("input_ids") is None or selfcheck.running.get():
+        if inputs.get("input_ids") is None or selfcheck.running.get():
             return self._forward(**inputs)
+        # either name is understood by newer releases
+        name = next((n for n in ("cache", "past_key_values") if inputs.get(n) is not None), self._cache_argument)
+        if inputs.get(name) is None:
+            # what the model would make for itself
+            inputs |= {name: DynamicCache(config=self.model.config), "use_cache": True}
+        cache = inputs[name]
         past, recorder = int(cache.get_seq_length()), Recorder()
         with recorder.watch(cache):
             output = self._forward(**inputs)
