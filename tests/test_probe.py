@@ -13,6 +13,7 @@ from specdec_fast.audit.probe import Probe
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.strategies.holes import HoleBatch
 from specdec_fast.cache import PaddedCache
+from specdec_fast.compat import cache_argument
 from specdec_fast.errors import InputError
 from specdec_fast.padded import PaddedBatch
 
@@ -291,6 +292,33 @@ def test_a_decoder_may_pass_its_cache_by_either_name_or_not_at_all(style):
             new = ids if style == "no cache" else token
     assert probe.violations == [] and probe.forwards == 6
     assert [row.text[len(prompt) :][:6] for row, prompt in zip(probe.rows, PROMPTS)] == ids[:, -6:].tolist()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [4]])
+def test_prefill_in_chunks_by_rows_and_filler_after_the_end(sizes, announced):
+    """Left-padded chunks, of which the first hold only padding for a row; rows fed with filler after their limit."""
+    target, _ = make_pair()
+    with Probe(target, eos_token_id=[], max_new_tokens=4) as probe, torch.no_grad():
+        if announced:
+            probe.begin(PROMPTS)
+        first = 0
+        for size in sizes:
+            ids, mask = left_pad(PROMPTS[first : first + size], 0)
+            first, cache = first + size, DynamicCache(config=target.config)
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            for start in range(0, ids.shape[1], 5):
+                part = slice(start, start + 5)
+                past = {cache_argument(target): cache}
+                output = target(
+                    ids[:, part], attention_mask=mask[:, : start + 5], position_ids=positions[:, part], **past
+                )
+            for step in range(7):
+                # from the fifth token on, filler
+                token = output.logits[:, -1:].argmax(-1) if step < 4 else torch.zeros_like(ids[:, :1])
+                mask = torch.cat([mask, torch.ones_like(token)], 1)
+                output = target(token, position_ids=mask.sum(1)[:, None] - 1, **past | {"attention_mask": mask})
+    assert probe.violations == [] and probe.forwards > 8
 
 
 def test_the_model_is_left_as_it_was():

@@ -33,6 +33,7 @@ class Probe:
     Args:
         model: the target of a greedy decoder.
         eos_token_id: id or ids after which nothing is expected of a row; None takes the model's, ``[]`` means none.
+        max_new_tokens: new tokens after which nothing is expected of a row, None if the decoder has no limit.
         rate: share of rows whose cached entries are compared in a forward, 0..1; tokens, positions and masks always
             are. Only 1 finds every violation in the round where it happens; a row then costs about as much as
             decoding it alone.
@@ -46,6 +47,7 @@ class Probe:
 
     Raises:
         InputError: ``rate`` out of range.
+        UnsupportedModelError: every layer has a sliding window, so that no mask shows the whole row.
 
     Example:
         >>> with Probe(target) as probe:
@@ -58,6 +60,7 @@ class Probe:
         model: PreTrainedModel,
         *,
         eos_token_id: int | list[int] | None = None,
+        max_new_tokens: int | None = None,
         rate: float = 1.0,
         seed: int = 0,
         follow: Probe | None = None,
@@ -67,12 +70,18 @@ class Probe:
         self.model, self.rate = model, rate
         self.violations: list[Violation] = []
         self.forwards = 0
+        self._max_new_tokens = max_new_tokens
         self._eos_ids = set(compat.eos_ids(model, eos_token_id))
         self._random = random.Random(seed)
         self._forward = model.forward
         self._parameters = list(inspect.signature(model.forward).parameters)
         self._cache_argument = compat.cache_argument(model)
-        self._window = compat.model_traits(model).windows.get("sliding_attention")
+        windows = compat.window_of_kinds(model)
+        if windows["full_attention"] is not None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has a sliding window in every layer; the probe needs one that sees whole rows"
+            )
+        self._window = windows.get("sliding_attention")
         self._follow = follow
         # the batch and the round of the target that the rows are in step with
         self._followed: History | None = None
@@ -87,15 +96,18 @@ class Probe:
     def begin(self, prompts: Sequence[Sequence[int]], first: int = 0) -> None:
         """A batch begins, with these prompts; its rows are numbered from ``first`` on.
 
-        Without this call a batch begins with each forward on an empty cache, and its prompts are what the mask shows.
+        Without this call a batch begins with the first forward on an empty cache after others, and its prompts are what
+        the mask shows.
         """
+        self._announced = bool(prompts)
         self.rows: list[TrackedRow] = [self._new_row(first + i, list(prompt)) for i, prompt in enumerate(prompts)]
         self.round = 0
-        self._announced = bool(prompts)
         self._history = History()
         self._slots: dict[int, int] = {}
+        self._decoding = False
 
     def __enter__(self) -> Self:
+        self._former = vars(self.model).get("forward")
         self._forward = self.model.forward
 
         @functools.wraps(self._forward)
@@ -106,11 +118,16 @@ class Probe:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.model.forward
+        if self._former is None:
+            del self.model.forward
+        else:
+            self.model.forward = self._former
 
     def _new_row(self, index: int, text: list[int]) -> TrackedRow:
         kind = DraftedRow if self._follow else TrackedRow
-        return kind(index, text, len(text), AloneRow(self._run_alone, self.model.device))
+        longest = None if self._max_new_tokens is None else len(text) + self._max_new_tokens
+        alone = AloneRow(self._run_alone, self.model.device)
+        return kind(index, text, len(text), longest, self._announced, alone)
 
     def _run_alone(self, input_ids: Tensor, cache: Any) -> None:
         self._forward(input_ids=input_ids, use_cache=True, **{self._cache_argument: cache})
@@ -134,10 +151,11 @@ class Probe:
     def _check(self, views: list[RowView], past: int) -> None:
         if self._follow:
             self._follow_target(self._follow)
-        elif past == 0 and not self._announced:
+        elif not self._announced and self._decoding and not any(view.cached for view in views):
             self.begin(())
         for row, view in self._assign(views):
             queries, first = view.queries, len(view.cached)
+            row.take_chunk(first, [view.tokens[query] for query in queries])
             if not row.broken:
                 compare = self._random.random() < self.rate
                 violation = RowCheck(row, view, self._history, self.round, compare).find()
@@ -146,6 +164,7 @@ class Probe:
                     row.broken = True
             self._remember(row, view, set(queries))
             row.learn(view, first, queries, self._eos_ids)
+        self._decoding = any(view.cached for view in views)
         self.round += 1
         self.forwards += 1
 
@@ -171,14 +190,20 @@ class Probe:
 
     def _assign(self, views: list[RowView]) -> list[tuple[TrackedRow, RowView]]:
         """Which row each slot belongs to: rows leave, return and change places; finished ones may go on with filler."""
-        if not self._announced and not self.rows:
-            self.rows = [self._new_row(v.slot, [v.tokens[q] for q in v.queries]) for v in views]
+        if not self._announced:
+            newcomers = [view for view in views if not view.cached]
+            first = len(self.rows)
+            self.rows += [
+                self._new_row(i, [view.tokens[q] for q in view.queries]) for i, view in enumerate(newcomers, first)
+            ]
         stay = self._slots if len(self._slots) == len(views) else {}
         scores = []
         for view in views:
             view.holders = self._holders(view)
             for row in self.rows:
-                likeness = self._likeness(view, row) + 1.5 * (stay.get(view.slot) == row.index)
+                likeness = self._likeness(view, row)
+                if view.holders and stay.get(view.slot) == row.index:
+                    likeness += 1.5
                 scores.append((likeness, -row.index, row, view))
         scores.sort(key=lambda score: score[:2], reverse=True)
         assigned: dict[int, tuple[TrackedRow, RowView]] = {}
@@ -189,8 +214,6 @@ class Probe:
             if free and view.slot not in assigned:
                 assigned[view.slot] = (row, view)
                 taken.add(row.index)
-        if len(assigned) < len(views):
-            raise InputError(f"a forward of {len(views)} rows, but the batch began with {len(self.rows)}")
         self._slots = {slot: row.index for slot, (row, _) in assigned.items()}
         return sorted(assigned.values(), key=lambda pair: (pair[0].index, pair[1].slot))
 
