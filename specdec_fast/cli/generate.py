@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..result import GenerationResult, GenerationStats, RowResult
 
 Method = Literal["eqspec", "autoregressive"]
+Layout = Literal["padded", "ragged"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Options:
     target: str
     draft: str
     method: Method
+    layout: Layout
     batch_size: int
     num_draft_tokens: int
     max_new_tokens: int
@@ -52,6 +54,9 @@ def generate(
         str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
     ] = "ngram",
     method: Annotated[Method, typer.Option(help="Speculative, or transformers' own greedy decoding.")] = "eqspec",
+    layout: Annotated[
+        Layout, typer.Option(help="Where eqspec keeps KV: realigned rows, or rows that never move.")
+    ] = "padded",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 96,
@@ -122,7 +127,7 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
         "chat": options.chat,
     }
     if options.method == "eqspec":
-        settings |= {"draft": options.draft, "num_draft_tokens": options.num_draft_tokens}
+        settings |= {name: getattr(options, name) for name in ("draft", "num_draft_tokens", "layout")}
     return Journal(options.output, prompts, settings, resume=options.resume)
 
 
@@ -200,7 +205,9 @@ class _Job:
         from .. import EQSpec
 
         drafter = self.work.drafter(self.options.draft)
-        decoder = EQSpec(self.work.target, drafter, num_draft_tokens=self.options.num_draft_tokens)
+        decoder = EQSpec(
+            self.work.target, drafter, num_draft_tokens=self.options.num_draft_tokens, layout=self.options.layout
+        )
         return partial(decoder.generate, **self.work.limits)
 
     def _decode_batch(self, indices: range, before: GenerationStats) -> GenerationStats:
@@ -231,6 +238,7 @@ def _write_stats(options: Options, stats: GenerationStats, report: Report | None
         **{key: getattr(stats, key) for key in counters + more},
         **{key: getattr(report, key, None) for key in matches},
         "resumed_rows": rows.resumed,
+        "layout": options.layout if options.method == "eqspec" else None,
     }
     options.stats.write_text(json.dumps(record, indent=2) + "\n")
 

@@ -38,6 +38,9 @@ class RaggedPool(Batch):
 
     layout = "ragged"
     needs = "AttentionInterface, position_ids and a Cache"
+    model_type = RaggedModel
+    # slots beyond those that are leased
+    scratch_slots = 0
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class RaggedPool(Batch):
         self.capacity = 0
         self.bytes_moved = 0
         self.lengths = [0] * num_slots
-        self.tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(num_slots + self.scratch_slots, 0, dtype=torch.int64, device=device)
         self.length, self.max_length = (self.tokens.new_zeros(num_slots) for _ in range(2))
         self.stop_ids = self.tokens.new_tensor(stop_ids)
         self._free = list(range(num_slots))[::-1]
@@ -63,7 +66,7 @@ class RaggedPool(Batch):
         return len(self.rows)
 
     def follow(self, model: PreTrainedModel) -> RaggedModel:
-        follower = RaggedModel(self, model)
+        follower = self.model_type(self, model)
         self._models.append(follower)
         return follower
 
@@ -126,7 +129,7 @@ class RaggedPool(Batch):
     @property
     def most_columns(self) -> int | None:
         """Columns of a slot within ``max_bytes``; ``None`` without a bound, or before a forward told a token's size."""
-        column = self.num_slots * sum(model.cache.bytes_per_column for model in self._models)
+        column = (self.num_slots + self.scratch_slots) * sum(model.cache.bytes_per_column for model in self._models)
         return self.max_bytes // column if self.max_bytes is not None and column else None
 
     def open_round(self, num_drafts: int) -> None:
@@ -186,6 +189,8 @@ class RaggedBatch(RaggedPool):
     ``max_position`` is not needed: no row holds more positions than tokens.
     """
 
+    smallest_chunk = 1
+
     def __init__(
         self,
         input_ids: Tensor,
@@ -196,7 +201,7 @@ class RaggedBatch(RaggedPool):
         max_position: int,
     ):
         longest = max(lengths)
-        chunk = min(CHUNK, max_new_tokens + num_draft_tokens + 1)
+        chunk = max(self.smallest_chunk, min(CHUNK, max_new_tokens + num_draft_tokens + 1))
         super().__init__(len(lengths), stop_ids, input_ids.device, chunk=chunk)
         self.reserve(longest + chunk)
         self.select([self.lease(ids[-n:], n + max_new_tokens) for ids, n in zip(input_ids, lengths, strict=True)])
