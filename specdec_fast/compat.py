@@ -56,19 +56,7 @@ def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTrai
     _refuse_unsupported(model)
     if layout is not None:
         _REFUSALS[layout](model)
-    config = text_config(model)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
-    if "sliding_attention" in kinds:
-        windows: dict[str, int | None] = {
-            kind: window if kind == "sliding_attention" else None for kind in _LAYER_TYPES
-        }
-    elif kinds:
-        windows = {"full_attention": None}
-    else:
-        windows = {"full_attention": window}
+    config, windows = text_config(model), window_of_kinds(model)
     return ModelTraits(
         cache_argument=cache_argument(model),
         logits_to_keep=_takes_logits_to_keep(model),
@@ -76,6 +64,18 @@ def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTrai
         mask_per_kind=len(windows) > 1,
         max_position=(getattr(config, "max_position_embeddings", None) or 2**31) - 1,
     )
+
+
+def window_of_kinds(model: PreTrainedModel) -> dict[str, int | None]:
+    """Sliding window of each kind of attention mask the model takes, None for full attention."""
+    config = text_config(model)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    if "sliding_attention" in kinds:
+        return {kind: window if kind == "sliding_attention" else None for kind in _LAYER_TYPES}
+    return {"full_attention": None if kinds else window}
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

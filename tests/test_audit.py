@@ -1,5 +1,7 @@
 """Correct strategies audit clean and fault models do not, whatever the family."""
 
+import sys
+
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, FAMILIES, make_draft, make_model, make_prompts
@@ -88,21 +90,80 @@ def test_a_foreign_callable_is_judged_like_any_decoder():
     [
         (lambda ids: None, "returned NoneType"),
         (lambda ids: ids[:1], r"returned \[1, \d+\]"),
-        (lambda ids: ids, "do not begin with input_ids"),
+        (lambda ids: ids, "returned no new tokens"),
+        (lambda ids: ids[:, :-1], "do not begin with input_ids"),
         (lambda ids: torch.cat([ids + 1, ids], 1), "do not begin with input_ids"),
+        (lambda ids: extended(ids).double(), "returned torch.float64 on cpu"),
+        (lambda ids: extended(ids).bool(), "returned torch.bool on cpu"),
+        (lambda ids: extended(ids).to("meta"), "returned torch.int64 on meta"),
+        (lambda ids: extended(ids, -1), "returned token id -1; the vocabulary has 97"),
+        (lambda ids: extended(ids, 97), "returned token id 97"),
+        (lambda ids: extended(ids, 2**62), f"returned token id {2**62}"),
+        (lambda ids: 1 / 0, "candidate callable failed: ZeroDivisionError: division by zero"),
+        (lambda ids: sys.exit(3), "candidate callable failed: SystemExit: 3"),
     ],
 )
-def test_a_foreign_answer_of_the_wrong_shape(answer, message):
+def test_a_foreign_answer_that_is_none(answer, message):
     setting = make_setting()
     with pytest.raises(InputError, match=message):
         audit(foreign(lambda ids, mask, n: answer(ids), setting), setting)
+
+
+def extended(ids, token=1):
+    return torch.nn.functional.pad(ids, (0, 1), value=token)
+
+
+def test_what_follows_the_eos_is_no_answer():
+    setting = make_setting(eos_token_id=[5])
+    run = audit(foreign(lambda ids, mask, n: extended(extended(ids, 5), -100), setting), setting)
+    assert all(row.token_ids == [5] for row in run.rows)
+
+
+def test_an_interrupted_candidate_did_not_fail():
+    def interrupted(input_ids, attention_mask, max_new_tokens):
+        raise KeyboardInterrupt
+
+    setting = make_setting()
+    with pytest.raises(KeyboardInterrupt):
+        audit(foreign(interrupted, setting), setting)
+
+
+@pytest.mark.parametrize("calls", [2, 3, 8])
+def test_a_verdict_outlives_its_controls(calls):
+    left = iter(range(calls))
+
+    def fails_later(input_ids, attention_mask, max_new_tokens):
+        next(left)
+        return extended(input_ids)
+
+    setting = make_setting()
+    run = audit(foreign(fails_later, setting), setting)
+    assert run.mismatches == len(PROMPTS) and run.diagnosis
+
+
+@pytest.mark.parametrize(
+    "decode", [lambda ids, mask: ids, lambda model, ids, n: ids, lambda ids, mask, n, *, k: ids, iter, len, None]
+)
+def test_a_callable_that_takes_something_else(decode):
+    with pytest.raises(InputError, match=r"must take \(input_ids, attention_mask, max_new_tokens\)"):
+        foreign(decode, make_setting())
+
+
+@pytest.mark.parametrize("body", ["raise ValueError('no')", "raise SystemExit('no')", "def f(:"])
+def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, body):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "spoiled_module.py").write_text(body)
+    with pytest.raises(InputError, match=r"candidate spoiled_module:f failed: (ValueError|SystemExit|SyntaxError)"):
+        resolve("spoiled_module:f", make_setting())
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("nothing", "unknown candidate 'nothing': use one of autoregressive, eqspec"),
-        ("no_such_module:f", "cannot import no_such_module"),
+        ("no_such_module:f", "candidate no_such_module:f failed: ModuleNotFoundError"),
+        (":f", "need module:callable"),
+        (".x:f", "need module:callable"),
         ("json:no_such_name", "json has no callable 'no_such_name'"),
         ("json:__doc__", "json has no callable"),
     ],

@@ -24,6 +24,7 @@ KEYS = ["index", "prompt", "text", "token_ids", "num_tokens", "finish_reason", "
 STATS = [
     *("tokens", "seconds", "tokens_per_second", "rounds", "drafted", "accepted", "mean_accepted", "stage_seconds"),
     *("bytes_moved", "host_syncs_per_round", "exact_match", "partial_match", "near_ties", "resumed_rows"),
+    "layout",
 ]
 
 
@@ -115,6 +116,20 @@ def test_every_way_gives_the_same_text(command, tmp_path, other):
     (tmp_path / "out.jsonl").unlink()
     assert main([*command, *other]) == 0
     assert tokens_of(tmp_path / "out.jsonl") == expected
+
+
+def test_the_ragged_layout_gives_the_same_text_and_moves_nothing(command, tmp_path, capsys):
+    out, stats = tmp_path / "out.jsonl", tmp_path / "stats.json"
+    records = {}
+    for layout in ("padded", "ragged"):
+        out.unlink(missing_ok=True)
+        assert main([*command, "--layout", layout, "--stats", str(stats)]) == 0
+        records[layout] = json.loads(stats.read_text()) | {"rows": read_rows(out)}
+        assert records[layout]["layout"] == layout
+    assert records["ragged"]["rows"] == records["padded"]["rows"]
+    assert records["ragged"]["bytes_moved"] == 0 < records["padded"]["bytes_moved"]
+    capsys.readouterr()
+    assert_refused([*command, "--resume"], capsys, "layout was 'ragged', is 'padded'")
 
 
 def test_answers_are_shown_without_an_output(models, tmp_path, monkeypatch, capsys):
@@ -285,6 +300,7 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--batch-size": "four"}, "--batch-size"),
         ({"--max-new-tokens": "0"}, "--max-new-tokens"),
         ({"--method": "magic"}, "--method"),
+        ({"--layout": "sparse"}, "--layout"),
         ({"--unknown": "1"}, "--unknown"),
         ({"--dtype": "int8"}, "unknown dtype int8"),
         ({"--device": "tpu"}, "unknown device tpu"),

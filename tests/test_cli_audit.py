@@ -122,6 +122,30 @@ def test_an_interrupted_audit_resumes_without_losing_a_row(command, tmp_path, mo
     assert "max_new_tokens was 12, is 5" in capsys.readouterr().err
 
 
+def test_a_probed_audit_is_not_resumed(command, tmp_path, capsys):
+    command = [*command, "--batch-sizes=3", "--candidate=position-offset", f"--json={tmp_path / 'found'}"]
+    assert main([*command, "--probe"]) == 1
+    assert main([*command, "--probe", "--resume"]) == 2
+    assert "a probed audit cannot be resumed" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 2
+    assert "probe was True, is False" in capsys.readouterr().err
+
+
+def test_a_candidate_that_fails_loses_no_finished_row(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fails_late.py").write_text(
+        "import torch\n"
+        "def decode(input_ids, attention_mask, max_new_tokens):\n"
+        "    if len(input_ids) == 1:\n"
+        "        raise SystemExit('too few rows')\n"
+        "    return torch.cat([input_ids, input_ids[:, -1:]], 1)\n"
+    )
+    assert main([*command, "--batch-sizes=3", "--candidate=fails_late:decode", f"--json={tmp_path / 'found'}"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "error: candidate fails_late:decode failed: SystemExit: too few rows"
+    assert len((tmp_path / "found.rows.jsonl.journal").read_text().splitlines()) == 1 + 6
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -59,14 +59,35 @@ def test_whatever_changes_the_text_changes_the_key(tmp_path, decodes, change):
     assert decodes == [PROMPT, prompt]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"prompt_ids": [], "row": {}}', "cut"])
+def test_weights_that_change_places_change_the_key(tmp_path, decodes):
+    model = make_model("llama", seed=0, dtype=torch.float32)
+    oracle(model, tmp_path).decode(PROMPT)
+    row = model.model.layers[1].mlp.up_proj.weight.data[3]
+    row[5:7] = row[5:7].flip(0)
+    oracle(model, tmp_path).decode(PROMPT)
+    assert decodes == [PROMPT, PROMPT]
+
+
+WRONG_TYPES = [
+    {"token_ids": ["1"] * NEW_TOKENS},
+    {"token_ids": "1" * NEW_TOKENS},
+    {"gaps": [None] * NEW_TOKENS},
+    {"noise": None},
+    {"noise": "0"},
+]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"prompt_ids": [], "row": {}}', "cut", *WRONG_TYPES])
 def test_a_damaged_file_is_decoded_anew(tmp_path, decodes, damage):
     model = make_model("llama", seed=0)
     row = oracle(model, tmp_path).decode(PROMPT)
     (path,) = tmp_path.rglob("*.json")
     record = json.loads(path.read_text())
-    record["row"]["gaps"].pop()
-    path.write_text(json.dumps(record) if damage == "cut" else damage)
+    if damage == "cut":
+        record["row"]["gaps"].pop()
+    elif isinstance(damage, dict):
+        record["row"] |= damage
+    path.write_text(damage if isinstance(damage, str) and damage != "cut" else json.dumps(record))
     assert oracle(model, tmp_path).decode(PROMPT) == row
     assert decodes == [PROMPT, PROMPT]
 

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
+from transformers import DynamicCache
 
 from specdec_fast import EQSpec, ModelDrafter, autoregressive
 from specdec_fast.audit.probe import Probe
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.strategies.holes import HoleBatch
 from specdec_fast.cache import PaddedCache
+from specdec_fast.compat import cache_argument
 from specdec_fast.errors import InputError
 from specdec_fast.padded import PaddedBatch
 
@@ -285,12 +287,55 @@ def test_rate_compares_fewer_rows_but_always_reads_the_inputs():
         Probe(target, rate=1.5)
 
 
+@pytest.mark.parametrize("style", ["past_key_values", "own cache", "no cache"])
+def test_a_decoder_may_pass_its_cache_by_either_name_or_not_at_all(style):
+    target, _ = make_pair()
+    ids, mask = left_pad(PROMPTS, 0)
+    past = DynamicCache(config=target.config) if style == "past_key_values" else None
+    new = ids
+    with Probe(target, eos_token_id=[]) as probe, torch.no_grad():
+        probe.begin(PROMPTS)
+        for _ in range(6):
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
+            options = {"use_cache": False} if style == "no cache" else {"use_cache": True, "past_key_values": past}
+            output = target(new, attention_mask=mask, position_ids=positions, **options)
+            past = output.past_key_values if style == "own cache" else past
+            token = output.logits[:, -1:].argmax(-1)
+            ids, mask = torch.cat([ids, token], 1), torch.cat([mask, torch.ones_like(token)], 1)
+            new = ids if style == "no cache" else token
+    assert probe.violations == [] and probe.forwards == 6
+    assert [row.text[len(prompt) :][:6] for row, prompt in zip(probe.rows, PROMPTS)] == ids[:, -6:].tolist()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [4]])
+def test_prefill_in_chunks_by_rows_and_filler_after_the_end(sizes, announced):
+    """Left-padded chunks, of which the first hold only padding for a row; rows fed with filler after their limit."""
+    target, _ = make_pair()
+    with Probe(target, eos_token_id=[], max_new_tokens=4) as probe, torch.no_grad():
+        if announced:
+            probe.begin(PROMPTS)
+        first = 0
+        for size in sizes:
+            ids, mask = left_pad(PROMPTS[first : first + size], 0)
+            first, cache = first + size, DynamicCache(config=target.config)
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            for start in range(0, ids.shape[1], 5):
+                part = slice(start, start + 5)
+                past = {cache_argument(target): cache}
+                output = target(
+                    ids[:, part], attention_mask=mask[:, : start + 5], position_ids=positions[:, part], **past
+                )
+            for step in range(7):
+                # from the fifth token on, filler
+                token = output.logits[:, -1:].argmax(-1) if step < 4 else torch.zeros_like(ids[:, :1])
+                mask = torch.cat([mask, torch.ones_like(token)], 1)
+                output = target(token, position_ids=mask.sum(1)[:, None] - 1, **past | {"attention_mask": mask})
+    assert probe.violations == [] and probe.forwards > 8
+
+
 def test_the_model_is_left_as_it_was():
     target, _ = make_pair()
     with pytest.raises(ValueError, match="input_ids"), Probe(target):
         target(unknown=1)
     assert "forward" not in vars(target)
-    ids = torch.tensor([PROMPTS[0]])
-    with Probe(target, eos_token_id=[]) as probe:
-        target(ids, use_cache=False)
-    assert probe.forwards == 0, "a forward without a cache belongs to no decoder"

@@ -7,7 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tiny_dirs import make_tokenizer
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
@@ -45,6 +47,24 @@ def test_equivalent_decoders_pass(model):
     assert assert_output_equivalent("eqspec", model, PROMPTS, drafter=drafter, max_new_tokens=6).equivalent
 
 
+def test_prompts_of_any_kind(model):
+    expected = assert_output_equivalent(greedy, model, PROMPTS, batch_sizes=2, max_new_tokens=4)
+    assert [run.batch_size for run in expected.runs] == [2]
+    for prompts in (map(torch.tensor, PROMPTS), map(np.array, PROMPTS), (iter(ids) for ids in PROMPTS)):
+        report = assert_output_equivalent(greedy, model, prompts, batch_sizes=iter([2]), max_new_tokens=4)
+        assert report.prompts == expected.prompts
+    assert len(assert_output_equivalent(greedy, model, torch.tensor([[3, 4], [5, 6]]), max_new_tokens=4).prompts) == 2
+
+
+def test_a_candidate_that_spoils_the_target_does_not_spoil_the_oracle():
+    def spoiling(input_ids, attention_mask, max_new_tokens, model):
+        model.lm_head.weight.data.zero_()
+        return greedy(input_ids, attention_mask, max_new_tokens, model)
+
+    with pytest.raises(AssertionError, match="NOT equivalent"):
+        assert_output_equivalent(spoiling, make_model("llama", seed=1), PROMPTS, max_new_tokens=4)
+
+
 def test_a_failure_shows_the_table_and_the_first_divergences(model):
     with pytest.raises(AssertionError) as raised:
         assert_output_equivalent(unmasked, model, PROMPTS, max_new_tokens=6)
@@ -71,6 +91,16 @@ def test_texts_need_their_tokenizer(model):
         ([], {}, "need at least one"),
         ([[3, 4], []], {}, "none that is empty"),
         ([[3, 4], "text"], {"tokenizer": make_tokenizer()}, "need token ids, or texts"),
+        (5, {}, "need several, not one int"),
+        ("text", {"tokenizer": make_tokenizer()}, "need several, not one str"),
+        ([[3, 4], [3, 97]], {}, "prompts: prompt 1 has token id 97, the target's vocabulary 97"),
+        ([[-1]], {}, "prompts: prompt 0 has token id -1"),
+        ([[0.5]], {}, "prompts: prompt 0 is neither a text nor a row of integers"),
+        ([3, 4], {}, "prompts: prompt 0 is neither a text nor a row of integers"),
+        ([[3, 4]], {"max_new_tokens": 0}, "max_new_tokens 0: need at least 1"),
+        ([[3, 4]], {"batch_sizes": "1,4"}, "batch_sizes 1,4: need integers of at least 1"),
+        ([[3, 4]], {"batch_sizes": 1.5}, "batch_sizes 1.5: need integers of at least 1"),
+        ([[3, 4]], {"batch_sizes": 0}, "batch_sizes 0: need integers of at least 1"),
         ([[3, 4]], {"batch_sizes": ()}, "need integers of at least 1"),
         ([[3, 4]], {"batch_sizes": (2, 0)}, "need integers of at least 1"),
         ([[3, 4]], {"max_new_tokens": 600}, "is too long"),

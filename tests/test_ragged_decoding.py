@@ -33,6 +33,39 @@ def test_only_real_tokens_are_computed():
     assert result.stats.bytes_moved == 0
 
 
+def judged_drafts(decoder, prompts):
+    """``(drafted, accepted)`` of each row, round by round."""
+    rows = [[] for _ in prompts]
+    result = decoder.generate(*left_pad(prompts, 0), max_new_tokens=20, eos_token_id=[])
+    for counts in result.stats.accepted_by_round:
+        for row, *judged in counts:
+            rows[row].append(judged)
+    return rows
+
+
+def check_acceptance(k, batch_sizes):
+    """Rows of a batch draft and accept in every round what they do alone."""
+    model = make_model("llama", seed=2)
+    draft = make_draft(model, DRAFT_NOISE["llama"], 1)
+    decoder = EQSpec(model, draft, num_draft_tokens=k, layout="ragged")
+    prompts = make_prompts([(7 * b) % 23 + 1 for b in range(max(batch_sizes))], seed=k)
+    alone = [judged_drafts(decoder, [prompt])[0] for prompt in prompts]
+    assert len({accepted for row in alone for _, accepted in row}) > 1
+    for batch_size in batch_sizes:
+        assert judged_drafts(decoder, prompts[:batch_size]) == alone[:batch_size]
+
+
+@pytest.mark.parametrize(("batch_size", "k"), [(3, 16), (7, 2), (16, 5)])
+def test_rows_accept_what_they_do_alone(batch_size, k):
+    check_acceptance(k, [batch_size])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(1, 17))
+def test_rows_of_every_batch_size_accept_what_they_do_alone(k):
+    check_acceptance(k, range(2, 17))
+
+
 def test_a_draft_computes_what_it_lacks_and_one_token_a_step():
     model = make_model("qwen3", seed=2)
     drafter = ModelDrafter(make_draft(model, DRAFT_NOISE["qwen3"], 1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,11 +25,11 @@ from .summary import describe
 def assert_output_equivalent(
     candidate: Foreign | str,
     target: PreTrainedModel,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
+    prompts: Iterable[str] | Iterable[Iterable[int]],
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     drafter: Drafter | None = None,
-    batch_sizes: Sequence[int] = (1, 4),
+    batch_sizes: int | Iterable[int] = (1, 4),
     num_draft_tokens: int = 5,
     max_new_tokens: int = 32,
     eos_token_id: int | list[int] | None = None,
@@ -40,10 +41,10 @@ def assert_output_equivalent(
         candidate: ``(input_ids, attention_mask, max_new_tokens) -> sequences``, the first two ``[B, P]`` and
             left-padded, the result ``[B, P + N]``; or what :func:`~specdec_fast.audit.candidates.resolve` takes.
         target: the model whose greedy text counts. In float32 or float64 a failure is no rounding.
-        prompts: token ids of each prompt, or texts for ``tokenizer``.
+        prompts: token ids of each prompt, lists or tensors or arrays ``[P]``, or texts for ``tokenizer``.
         tokenizer: of the target.
         drafter: for candidates that draft; n-grams of the row's own text by default.
-        batch_sizes: consecutive prompts decoded together.
+        batch_sizes: consecutive prompts decoded together, one number or several.
         num_draft_tokens: K.
         max_new_tokens: new tokens per prompt.
         eos_token_id: ids that end a row, the target's own by default, ``[]`` for none.
@@ -54,33 +55,65 @@ def assert_output_equivalent(
 
     Raises:
         AssertionError: with a table of all runs and their first divergences.
-        InputError: prompts that cannot be used, or a candidate that returns something else than sequences.
+        InputError: an argument that cannot be used, or a candidate that fails or returns something else than
+            sequences.
 
     Example:
         >>> assert_output_equivalent(my_generate, model, ["Once upon a time", "def add("], tokenizer=tokenizer)
     """
     __tracebackhide__ = True
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens {max_new_tokens}: need at least 1")
+    sizes = _sizes(batch_sizes)
     encoded = _encode(prompts, tokenizer)
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise InputError(f"batch_sizes {list(batch_sizes)}: need integers of at least 1")
+    _check_vocabulary(encoded, compat.text_config(target).vocab_size)
     check_context(encoded, target.config, max_new_tokens)
     eos = compat.eos_ids(target, eos_token_id)
     pad = compat.pad_id(target, pad_token_id, eos)
     setting = Setting(target, drafter or NgramDrafter(), num_draft_tokens, max_new_tokens, eos, pad)
-    report = _audit(candidate, setting, encoded, batch_sizes, tokenizer.decode if tokenizer else str)
+    report = _audit(candidate, setting, encoded, sizes, tokenizer.decode if tokenizer else str)
     if not report.equivalent:
         raise AssertionError(f"the output is not the target's own greedy text\n{describe(report)}")
     return report
 
 
-def _encode(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
-    if not prompts or not all(prompts):
+def _sizes(batch_sizes: Any) -> list[int]:
+    try:
+        sizes = [operator.index(size) for size in ([batch_sizes] if isinstance(batch_sizes, int) else batch_sizes)]
+    except TypeError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"batch_sizes {batch_sizes}: need integers of at least 1")
+    return sizes
+
+
+def _encode(prompts: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[list[int]]:
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise InputError(f"prompts: need several, not one {type(prompts).__name__}")
+    given = list(prompts)
+    texts = [Prompt(index, prompt) for index, prompt in enumerate(given) if isinstance(prompt, str)]
+    rows = [] if texts else [_token_ids(*pair) for pair in enumerate(given)]
+    if not given or not all(prompt.text for prompt in texts) or not all(rows):
         raise InputError("prompts: need at least one, and none that is empty")
-    if not any(isinstance(prompt, str) for prompt in prompts):
-        return [list(prompt) for prompt in prompts]
-    if tokenizer is None or not all(isinstance(prompt, str) for prompt in prompts):
+    if not texts:
+        return rows
+    if tokenizer is None or len(texts) < len(given):
         raise InputError("prompts: need token ids, or texts and their tokenizer")
-    return encode([Prompt(index, text) for index, text in enumerate(prompts)], tokenizer, chat=False)
+    return encode(texts, tokenizer, chat=False)
+
+
+def _token_ids(index: int, prompt: Any) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise InputError(f"prompts: prompt {index} is neither a text nor a row of integers: {error}") from error
+
+
+def _check_vocabulary(prompts: list[list[int]], size: int) -> None:
+    for index, prompt in enumerate(prompts):
+        for token in prompt:
+            if token not in range(size):
+                raise InputError(f"prompts: prompt {index} has token id {token}, the target's vocabulary {size}")
 
 
 def _audit(
@@ -93,9 +126,11 @@ def _audit(
     if isinstance(candidate, str):
         name, decoder = candidate, resolve(candidate, setting)
     else:
-        name = getattr(candidate, "__name__", "candidate")
+        name = getattr(candidate, "__name__", type(candidate).__name__)
         decoder = foreign(candidate, setting, name)
     oracle = Oracle(setting.target, **setting.limits)
+    # first, while nobody else has touched the target
+    rows = [oracle.decode(ids).token_ids for ids in prompts]
     judge = Judge(setting, oracle, prompts, to_text=to_text)
 
     def run(batch_size: int) -> RunAudit:
@@ -108,7 +143,6 @@ def _audit(
         return judge.run(Run(name, batch_size), decoder, [answers[index] for index in range(len(prompts))])
 
     runs = [run(batch_size) for batch_size in batch_sizes]
-    rows = [oracle.decode(ids).token_ids for ids in prompts]
     audits = [
         PromptAudit(index, to_text(ids), len(ids), row, to_text(row))
         for index, (ids, row) in enumerate(zip(prompts, rows, strict=True))

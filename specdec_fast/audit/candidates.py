@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .. import autoregressive
+from .. import autoregressive, compat
 from ..errors import InputError
 from ..result import GenerationResult, RowResult
 from .setting import Setting
@@ -20,7 +22,7 @@ from .strategies import STRATEGIES
 
 NAMES = ("autoregressive", *STRATEGIES)
 Foreign = Callable[..., Tensor]
-
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 OnFinish = Callable[[RowResult], None]
 Candidate = Callable[[Tensor, Tensor, OnFinish], None]
@@ -35,7 +37,8 @@ def resolve(name: str, setting: Setting) -> Candidate:
     given the audited target and drafter, which lets a probe watch the target.
 
     Raises:
-        InputError: no such candidate.
+        InputError: no such candidate, or a callable that cannot be called so; when it runs, also a callable that fails
+            or returns something else.
     """
     if name == "autoregressive":
         return _own(partial(autoregressive.generate, setting.target), setting)
@@ -47,18 +50,40 @@ def resolve(name: str, setting: Setting) -> Candidate:
     raise InputError(f"unknown candidate {name!r}: use one of {', '.join(NAMES)}, or module:callable")
 
 
-def foreign(decode: Foreign, setting: Setting, name: str = "candidate") -> Candidate:
-    """A candidate from a callable as :func:`resolve` describes it; its answers are checked for shape."""
-    parameters = inspect.signature(decode).parameters
-    offered = {"model": setting.target, "drafter": setting.drafter}
-    given = {key: value for key, value in offered.items() if key in parameters}
+def foreign(decode: Foreign, setting: Setting, name: str = "callable") -> Candidate:
+    """A candidate from a callable as :func:`resolve` describes it; its answers are checked."""
+    given = _extras(decode, setting, name)
 
     def run(input_ids: Tensor, attention_mask: Tensor, on_finish: OnFinish) -> None:
-        sequences = decode(input_ids, attention_mask, setting.max_new_tokens, **given)
+        with _failures_of(name):
+            sequences = decode(input_ids, attention_mask, setting.max_new_tokens, **given)
         for row in _rows(name, sequences, input_ids, attention_mask, setting):
             on_finish(row)
 
     return run
+
+
+def _extras(decode: Foreign, setting: Setting, name: str) -> dict[str, Any]:
+    offered = {"model": setting.target, "drafter": setting.drafter}
+    try:
+        signature = inspect.signature(decode)
+        given = {key: value for key, value in offered.items() if key in signature.parameters}
+        signature.bind("input_ids", "attention_mask", "max_new_tokens", **given)
+    except Exception as error:
+        # whatever a signature of its own making raises
+        raise InputError(
+            f"candidate {name} must take (input_ids, attention_mask, max_new_tokens) and at most model and drafter "
+            f"beside: {error}"
+        ) from error
+    return given
+
+
+@contextlib.contextmanager
+def _failures_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise InputError(f"candidate {name} failed: {type(error).__name__}: {error}") from error
 
 
 def _own(generate: Callable[..., GenerationResult], setting: Setting) -> Candidate:
@@ -70,27 +95,43 @@ def _own(generate: Callable[..., GenerationResult], setting: Setting) -> Candida
 
 def _import(name: str) -> Foreign:
     module, _, attribute = name.partition(":")
+    if not module or module.startswith("."):
+        raise InputError(f"candidate {name}: need module:callable with the full name of the module")
     # as `python -m` does: a module beside the caller
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    with _failures_of(name):
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise InputError(f"candidate {name}: cannot import {module}: {error}") from error
-    decode = getattr(found, attribute, None)
+        decode = getattr(found, attribute, None)
     if not callable(decode):
         raise InputError(f"candidate {name}: {module} has no callable {attribute!r}")
     return decode
 
 
 def _rows(name: str, sequences: Any, ids: Tensor, mask: Tensor, setting: Setting) -> list[RowResult]:
+    new = _new_tokens(name, sequences, ids, mask)
+    pairs = zip(mask.sum(1).tolist(), new.tolist(), strict=True)
+    rows = [autoregressive.new_row(i, *pair, setting.eos_token_id) for i, pair in enumerate(pairs)]
+    vocabulary = range(compat.text_config(setting.target).vocab_size)
+    # what fills a row after its EOS is cut by now
+    outside = next((token for row in rows for token in row.token_ids if token not in vocabulary), None)
+    if outside is not None:
+        raise InputError(f"candidate {name} returned token id {outside}; the vocabulary has {len(vocabulary)}")
+    return rows
+
+
+def _new_tokens(name: str, sequences: Any, ids: Tensor, mask: Tensor) -> Tensor:
     rows, width = ids.shape
     if not isinstance(sequences, Tensor) or sequences.dim() != 2 or len(sequences) != rows:
         shape = list(sequences.shape) if isinstance(sequences, Tensor) else type(sequences).__name__
-        raise InputError(f"{name} returned {shape}; need sequences [{rows}, {width} + new tokens]")
-    sequences = sequences.to(ids.device)
-    if sequences.shape[1] <= width or not sequences[:, :width].where(mask.bool(), 0).equal(ids.where(mask.bool(), 0)):
-        raise InputError(f"{name} returned sequences that do not begin with input_ids {list(ids.shape)}")
-    pairs = zip(mask.sum(1).tolist(), sequences[:, width:].tolist(), strict=True)
-    return [autoregressive.new_row(i, *pair, setting.eos_token_id) for i, pair in enumerate(pairs)]
+        raise InputError(f"candidate {name} returned {shape}; need sequences [{rows}, {width} + new tokens]")
+    if sequences.is_meta or sequences.dtype not in _INTEGERS:
+        found = f"{sequences.dtype} on {sequences.device}"
+        raise InputError(f"candidate {name} returned {found}; need integer token ids on a real device")
+    sequences, seen = sequences.to(ids.device), mask.bool()
+    if sequences.shape[1] < width or not sequences[:, :width].where(seen, 0).equal(ids.where(seen, 0)):
+        raise InputError(f"candidate {name} returned sequences that do not begin with input_ids {list(ids.shape)}")
+    if sequences.shape[1] == width:
+        raise InputError(f"candidate {name} returned no new tokens, only input_ids")
+    return sequences[:, width:]

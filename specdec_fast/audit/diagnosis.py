@@ -132,15 +132,15 @@ def _takes_the_rejected_draft(row: Observation) -> bool:
 
 
 def _padding(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    at_once = _share(wrong, lambda row: row.padding > 0 and row.divergence is not None and row.divergence < 2)
-    spared = _share([row for row in rows if row.padding == 0], lambda row: not row.wrong)
+    early = _share(wrong, lambda row: row.padding > 0 and _before_any_rejection(row))
     hit = _share([row for row in rows if row.padding > 0], lambda row: row.wrong)
-    only_padded = all(row.padding > 0 for row in wrong)
-    confidence = at_once if not only_padded else max(at_once, hit * spared)
+    spared = _share([row for row in rows if row.padding == 0], lambda row: not row.wrong)
+    # alone, a row has no padding
+    cured = _share([row for row in wrong if row.alone is not None], lambda row: row.alone == row.oracle)
     return _suspect(
         "padding",
-        confidence * (1.0 if _share(wrong, _before_any_rejection) > 0.3 else 0.4),
-        f"{at_once:.0%} of the wrong rows are padded and wrong from the first or second token",
+        max(early, 0.5 * hit * spared * cured),
+        f"{early:.0%} of the wrong rows are padded and wrong before any draft was rejected",
         f"{hit:.0%} of the padded rows are wrong, {1 - spared:.0%} of the others",
     )
 
@@ -175,7 +175,7 @@ def _positions(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Sus
     moved = _share(regrouped, lambda row: row.regrouped != row.candidate)
     return _suspect(
         "position_ids",
-        later * (0.5 + 0.45 * cured if tried else 0.5),
+        later * (0.1 + 0.85 * cured if tried else 0.5),
         f"{cured:.0%} of the wrong rows are right alone" if tried else "no row was tried alone",
         f"{moved:.0%} of them change with their neighbours" if regrouped else "no row was regrouped",
     )

@@ -18,7 +18,7 @@ from .. import compat
 from ..autoregressive import no_generation_defaults
 from ..errors import InputError
 
-_SAMPLES = 1024
+_CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Oracle:
         try:
             record = json.loads(self._path(prompt_ids).read_bytes())
             row = OracleRow(**record["row"])
-            whole = record["prompt_ids"] == prompt_ids and len(row.token_ids) == len(row.gaps) > 0
+            whole = record["prompt_ids"] == prompt_ids and _is_whole(row)
         except (OSError, ValueError, TypeError, KeyError):
             # missing, or damaged: it is decoded anew
             return None
@@ -132,18 +132,27 @@ class Oracle:
         return OracleRow(token_ids, (first - second).tolist(), noise)
 
 
+def _is_whole(row: OracleRow) -> bool:
+    typed = _holds(row.token_ids, int) and _holds(row.gaps, float) and type(row.noise) is float
+    return typed and len(row.token_ids) == len(row.gaps) > 0
+
+
+def _holds(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 @torch.inference_mode()
 def _fingerprint(model: PreTrainedModel) -> list[Any]:
-    """What the model's logits depend on; of each weight, its sum and a sample instead of all its bytes."""
-    weights = hashlib.sha256()
+    """What the model's logits depend on, every byte of its weights included."""
+    weights = hashlib.blake2b()
     for name, weight in model.state_dict().items():
-        sample = weight.flatten()[:: max(1, weight.numel() // _SAMPLES)].double().cpu()
-        facts = [name, list(weight.shape), str(weight.dtype), weight.double().sum().item()]
-        weights.update(json.dumps(facts).encode() + sample.numpy().tobytes())
+        weights.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())
+        for chunk in weight.flatten().split(_CHUNK):
+            weights.update(chunk.cpu().view(torch.uint8).numpy())
     config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
     return [
         weights.hexdigest(),

@@ -28,9 +28,13 @@ class ProbedRun(contextlib.ExitStack):
     def __init__(self, setting: Setting):
         super().__init__()
         self.setting = setting
-        self.target = Probe(setting.target, eos_token_id=setting.eos_token_id)
+        self.target = Probe(setting.target, eos_token_id=setting.eos_token_id, max_new_tokens=setting.max_new_tokens)
         model = getattr(setting.drafter, "model", None)
-        self.draft = Probe(model, follow=self.target) if isinstance(model, PreTrainedModel) else None
+        self.draft = (
+            Probe(model, follow=self.target)
+            if isinstance(model, PreTrainedModel) and model is not setting.target
+            else None
+        )
 
     def __enter__(self) -> Self:
         super().__enter__()

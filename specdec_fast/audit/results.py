@@ -100,8 +100,8 @@ class RunAudit:
 
     @property
     def passed(self) -> bool:
-        """Equivalent, and no invariant broken where a probe looked."""
-        return self.equivalent and not (self.probe and self.probe.violation)
+        """Equivalent, and where a probe was asked for, it saw the target run and no invariant broken."""
+        return self.equivalent and (self.probe is None or (self.probe.checked > 0 and not self.probe.violation))
 
     @property
     def undecided(self) -> int:

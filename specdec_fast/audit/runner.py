@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from .compare import Answer, Comparison, Run
 from .diagnosis import Observation, diagnose
 from .oracle import Oracle
 from .probe import Probe
-from .replay import replay
+from .replay import Block, replay
 from .results import ProbeReport, RowAudit, RunAudit
 from .setting import Setting
 
@@ -141,12 +142,18 @@ class Judge:
                     near_tie=row.near_tie is True,
                     padding=max(map(len, batch)) - len(prompt),
                     others=[self.oracle.decode(other).token_ids for other in batch if other is not prompt],
-                    blocks=replay(self.setting, prompt) if row.index in wrong else (),
+                    blocks=self._blocks(prompt) if row.index in wrong else (),
                     alone=alone.get(row.index),
                     regrouped=regrouped.get(row.index),
                 )
             )
         return observations
+
+    def _blocks(self, prompt: list[int]) -> Sequence[Block]:
+        # a target that the candidate spoiled, or that no cached decoding supports, cannot be replayed
+        with contextlib.suppress(Exception):
+            return replay(self.setting, prompt)
+        return ()
 
     def _again(self, candidate: Candidate, indices: Sequence[int], batch_size: int) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -154,5 +161,7 @@ class Judge:
         def keep(slot: int, row: RowResult, _: float) -> None:
             found[indices[slot]] = row.token_ids
 
-        decode(candidate, self.setting, [self.prompts[index] for index in indices], batch_size, keep)
+        # a candidate that fails here gives no control, but the verdict on it stands
+        with contextlib.suppress(Exception):
+            decode(candidate, self.setting, [self.prompts[index] for index in indices], batch_size, keep)
         return found

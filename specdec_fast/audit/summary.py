@@ -30,10 +30,18 @@ def summary_table(runs: Iterable[RunAudit], unit: Unit = "token ids") -> Table:
             str(run.mismatches),
             f"{run.rouge_l:.3f}",
             "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
-            "NOT equivalent" if not run.equivalent else "equivalent" if run.passed else "BROKEN invariant",
+            _verdict(run),
             f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
         )
     return table
+
+
+def _verdict(run: RunAudit) -> str:
+    if not run.equivalent:
+        return "NOT equivalent"
+    if run.passed or run.probe is None:
+        return "equivalent"
+    return "BROKEN invariant" if run.probe.checked else "equivalent, NOT probed"
 
 
 def describe(report: AuditReport) -> str:

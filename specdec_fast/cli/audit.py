@@ -162,6 +162,8 @@ def _check_names(context: typer.Context, options: Options) -> None:
             raise InputError(f"--{name.replace('_', '-')} {reason} --endpoint")
     if options.endpoint and not options.model:
         raise InputError("--endpoint needs --model: the server's name of the model")
+    if options.probe and options.resume:
+        raise InputError("--resume does not go with --probe: a probed audit cannot be resumed, no probe saw its rows")
 
 
 def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows:
@@ -203,6 +205,7 @@ def _row_settings(options: Options) -> Settings:
         "dtype": str(resolve_dtype(options.dtype, device)).removeprefix("torch."),
         "device": device.type,
         "chat": options.chat,
+        "probe": options.probe,
     }
 
 
@@ -210,8 +213,9 @@ def _describe_stop(options: Options, rows: Rows) -> str:
     done = f"stopped: {len(rows.rows)} of {rows.total} rows are done"
     if not rows.rows:
         return done
-    kept = "kept; add --resume to go on" if options.rows_path else "lost; --report or --json would keep them"
-    return f"{done} and {kept}"
+    if not options.rows_path:
+        return f"{done} and lost; --report or --json would keep them"
+    return f"{done} and kept; {'a probed audit cannot be resumed' if options.probe else 'add --resume to go on'}"
 
 
 class _Job:

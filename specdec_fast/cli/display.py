@@ -148,12 +148,15 @@ def print_audit(report: AuditReport) -> None:
 def _print_findings(run: RunAudit) -> None:
     name = f"{run.candidate}, B={run.batch_size}"
     if run.probe:
-        checked = f"{run.probe.checked} forwards checked" if run.probe.checked else "the candidate never ran the target"
-        print(f"{name}, probe: {run.probe.violation or 'no violation'} ({checked})")
+        if run.probe.checked:
+            print(f"{name}, probe: {run.probe.violation or 'no violation'} ({run.probe.checked} forwards checked)")
+        else:
+            print(f"{name}, probe: saw no forward of the target, so it says nothing; does the candidate load its own?")
         if run.probe.draft_violation:
             print(f"{name}, draft: {run.probe.draft_violation}")
         if run.probe.accepted is not None and run.probe.accepted_alone is not None:
-            print(f"{name}: {run.probe.accepted:.1%} of drafts accepted, {run.probe.accepted_alone:.1%} alone")
+            share = f"{run.probe.accepted:.1%} of drafts accepted"
+            print(f"{name}: {share}, {run.probe.accepted_alone:.1%} by a correct decoder")
     for row in run.rows:
         if row.near_tie:
             print(f"{name}: prompt {row.index} is a near-tie at token {row.first_divergence}, logit gap {row.gap:.2g}")

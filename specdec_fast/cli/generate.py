@@ -48,6 +48,12 @@ class Options:
     check: bool
     stats: Path | None
 
+    @property
+    def kv_layout(self) -> Layout | None:
+        """Where rows keep their KV; None where transformers decides."""
+        defaults: dict[Method, Layout] = {"eqspec": "padded", "exspec": "ragged"}
+        return self.layout or defaults.get(self.method)
+
 
 def generate(
     prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
@@ -146,8 +152,8 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
         "chat": options.chat,
     }
     if options.method != "autoregressive":
-        keys = ("draft", "num_draft_tokens", "layout", "window", "policy")
-        settings |= {key: getattr(options, key) for key in keys}
+        keys = ("draft", "num_draft_tokens", "window", "policy")
+        settings |= {key: getattr(options, key) for key in keys} | {"layout": options.kv_layout}
     return Journal(options.output, prompts, settings, resume=options.resume)
 
 
@@ -212,7 +218,7 @@ class _Job:
             num_draft_tokens=options.num_draft_tokens,
             batch_size=options.batch_size,
             window=options.window,
-            layout=options.layout or "ragged",
+            layout=options.kv_layout or "ragged",
             policy=options.policy,
         )
         missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]
@@ -268,7 +274,7 @@ class _Job:
             self.work.target,
             self.work.drafter(self.options.draft),
             num_draft_tokens=self.options.num_draft_tokens,
-            layout=self.options.layout or "padded",
+            layout=self.options.kv_layout or "padded",
         )
         return partial(decoder.generate, **self.work.limits)
 
@@ -304,6 +310,7 @@ def _write_stats(
         **{key: getattr(stats, key) for key in counters + more},
         **{key: getattr(report, key, None) for key in matches},
         "resumed_rows": rows.resumed,
+        "layout": options.kv_layout,
     }
     if options.method == "exspec":
         record["requests"] = requests

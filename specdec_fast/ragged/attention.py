@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import backends, checks, compat, reference
 from . import rows
 from .cache import RaggedCache
-from .packing import Packing
+from .packing import Packing, Segment
 
 NAME = "specdec_fast"
 # of the Triton kernel
@@ -56,6 +56,9 @@ def attend(
     if (key.shape[0], key.shape[2], query.shape[2]) != (cache.num_slots, cache.capacity, len(cache.packing)):
         raise RuntimeError(f"{type(module).__name__} attends to keys that did not come from its cache")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if torch.compiler.is_compiling():
+        arguments = query, key, value, cache.packing.table, scale, sliding_window, softcap, s_aux
+        return torch.ops.specdec_fast.ragged_attention.default(*arguments), None
     return ragged_attention(query, key, value, cache.packing, scale, sliding_window, softcap, s_aux), None
 
 
@@ -80,7 +83,8 @@ def ragged_attention(
     checks.ragged_attention(query, k_pool, v_pool, packing, window, soft_cap, sinks)
     wanted = backends.requested()
     if wanted == "triton" or (wanted == "auto" and query.is_cuda and query.dtype in _DTYPES and _triton()):
-        return _in_triton(query, k_pool, v_pool, packing, scale, window, soft_cap, sinks)
+        bounds = packing.table, packing.most_tokens, packing.longest
+        return _in_triton(query, k_pool, v_pool, bounds, scale, window, soft_cap, sinks)
     if wanted != "reference" and soft_cap is None and sinks is None:
         return rows.attention(query, k_pool, v_pool, packing, scale, window)
     return reference.ragged_attention(query, k_pool, v_pool, packing.segments, scale, window, soft_cap, sinks)
@@ -90,7 +94,7 @@ def _in_triton(
     query: Tensor,
     k_pool: Tensor,
     v_pool: Tensor,
-    packing: Packing,
+    bounds: tuple[Tensor, int, int],
     scale: float,
     window: int | None,
     soft_cap: float | None,
@@ -102,7 +106,6 @@ def _in_triton(
             f"ragged_attention got {query.dtype} on {query.device}, which {backends.VARIABLE}=triton does not serve; "
             "it serves float16, bfloat16 and float32 on a GPU"
         )
-    bounds = packing.table, packing.most_tokens, packing.longest
     return kernel(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
 
 
@@ -114,4 +117,41 @@ def _triton() -> Callable[..., Tensor] | None:
     return None
 
 
+def _of_table(
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """:func:`ragged_attention` of the segments in ``table`` ``[4, S]``, where those of size 0 do not exist."""
+    if query.is_cuda:
+        # sizes are on the device, so an even share and the whole width are expected
+        bounds = table, -(-query.shape[2] // table.shape[1]), k_pool.shape[2]
+        return _in_triton(query, k_pool, v_pool, bounds, scale, window, soft_cap, sinks)
+    segments = [Segment(slot, end - size, size) for slot, end, size, _ in table.T.tolist() if size]
+    packing = Packing(segments, [0] * len(segments), table.device)
+    return ragged_attention(query, k_pool, v_pool, packing, scale, window, soft_cap, sinks)
+
+
+def _register() -> torch.library.Library:
+    """The operator that stands for attention in compiled forwards."""
+    library = torch.library.Library("specdec_fast", "FRAGMENT")
+    library.define(
+        "ragged_attention(Tensor query, Tensor k_pool, Tensor v_pool, Tensor table, float scale, int? window, "
+        "float? soft_cap, Tensor? sinks) -> Tensor"
+    )
+    library.impl("ragged_attention", _of_table, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "specdec_fast::ragged_attention",
+        lambda query, k_pool, v_pool, *_: query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3]),
+        lib=library,
+    )
+    return library
+
+
+_library = _register()
 compat.register_attention(NAME, attend)

@@ -50,7 +50,7 @@ class RaggedModel(Follower):
         Returns:
             ``[sum(keep), V]``, segment after segment.
         """
-        return self._run(Packing(segments, keep, self.pool.device))
+        return self._run(self._pack(segments, keep))
 
     def verify(self, draft_ids: Tensor, counts: list[int]) -> Tensor:
         pool, num_drafts = self.pool, draft_ids.shape[1]
@@ -65,9 +65,16 @@ class RaggedModel(Follower):
         pool = self.pool
         for step in range(max(limits)):
             slots = [slot for slot, limit in zip(pool.rows, limits, strict=True) if limit > step]
-            packing = Packing([self.missing(slot, step) for slot in slots], [1] * len(slots), pool.device)
+            packing = self._pack([self.missing(slot, step) for slot in slots], [1] * len(slots))
             pool.tokens[packing.next_row, packing.next_position] = choose(self._run(packing))
         return pool.drafts(max(limits))
+
+    def _pack(self, segments: Sequence[Segment], keep: Sequence[int]) -> Packing:
+        return Packing(segments, keep, self.pool.device)
+
+    def _call(self, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:
+        keep = 0 if packing.kept is None else packing.kept
+        return compat.call(self.model, self.traits, self.cache, ids, positions, None, keep)
 
     def _run(self, packing: Packing) -> Tensor:
         cache, traits = self.cache, self.traits
@@ -76,9 +83,8 @@ class RaggedModel(Follower):
         positions = packing.position_of
         if max(s.end for s in packing.segments) > traits.max_position:
             positions = positions.clamp(max=traits.max_position)
-        keep = 0 if packing.kept is None else packing.kept
         with compat.attention_set(self._configs, attention.NAME), attention.over(cache, packing):
-            logits = compat.call(self.model, traits, cache, ids[None], positions[None], None, keep)
+            logits = self._call(ids[None], positions[None], packing)
         for segment in packing.segments:
             cache.filled[segment.slot] = segment.end
         return logits[0]

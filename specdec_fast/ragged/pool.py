@@ -41,6 +41,9 @@ class RaggedPool(Batch):
 
     layout = "ragged"
     needs = "AttentionInterface, position_ids and a Cache"
+    model_type = RaggedModel
+    # slots beyond those that are leased
+    scratch_slots = 0
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class RaggedPool(Batch):
         self.capacity = 0
         self.bytes_moved = 0
         self.lengths = [0] * num_slots
-        self.tokens = torch.zeros(num_slots, 0, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(num_slots + self.scratch_slots, 0, dtype=torch.int64, device=device)
         self.length, self.max_length = (self.tokens.new_zeros(num_slots) for _ in range(2))
         self.stop_ids = self.tokens.new_tensor(list(stop_ids))
         self._free = list(range(num_slots))[::-1]
@@ -70,7 +73,7 @@ class RaggedPool(Batch):
         return self.tokens.device
 
     def follow(self, model: PreTrainedModel) -> RaggedModel:
-        follower = RaggedModel(self, model)
+        follower = self.model_type(self, model)
         self.models.append(follower)
         return follower
 
@@ -155,7 +158,7 @@ class RaggedPool(Batch):
         rounded = -(-columns // self.chunk) * self.chunk
         if self.max_columns is None:
             return rounded
-        most = self.max_columns // num_slots
+        most = self.max_columns // (num_slots + self.scratch_slots)
         if least > most:
             raise InputError(
                 f"a row needs {least} columns, max_columns={self.max_columns} allows {most} in each of "
@@ -166,12 +169,12 @@ class RaggedPool(Batch):
     def _rebuild(self, kept: Sequence[int], num_slots: int, capacity: int) -> None:
         """Slots ``kept`` become the first of ``num_slots`` slots with ``capacity`` columns."""
         index = self.tokens.new_tensor(list(kept))
-        spare = num_slots - len(kept)
-        self.lengths = [self.lengths[slot] for slot in kept] + [0] * spare
-        for name in ("tokens", "length", "max_length"):
+        rows = num_slots + self.scratch_slots
+        self.lengths = [self.lengths[slot] for slot in kept] + [0] * (num_slots - len(kept))
+        for name, count in (("tokens", rows), ("length", num_slots), ("max_length", num_slots)):
             old = getattr(self, name)[index]
-            setattr(self, name, torch.cat([old, old.new_zeros(spare, *old.shape[1:])]))
-        self.bytes_moved += sum(model.cache.rebuild(kept, num_slots, capacity) for model in self.models)
+            setattr(self, name, torch.cat([old, old.new_zeros(count - len(kept), *old.shape[1:])]))
+        self.bytes_moved += sum(model.cache.rebuild(kept, rows, capacity) for model in self.models)
         self.num_slots, self.capacity = num_slots, capacity
         self.tokens = self.tokens[:, : max(capacity, max(self.lengths, default=0))]
         self._widen_tokens(capacity)
@@ -236,6 +239,8 @@ class RaggedBatch(RaggedPool):
     ``max_position`` is not needed: no row holds more positions than tokens.
     """
 
+    smallest_chunk = 1
+
     def __init__(
         self,
         input_ids: Tensor,
@@ -246,7 +251,7 @@ class RaggedBatch(RaggedPool):
         max_position: int,
     ):
         longest = max(lengths)
-        chunk = min(CHUNK, max_new_tokens + num_draft_tokens + 1)
+        chunk = max(self.smallest_chunk, min(CHUNK, max_new_tokens + num_draft_tokens + 1))
         super().__init__(len(lengths), stop_ids, input_ids.device, chunk=chunk)
         self.reserve(longest + chunk)
         self.select([self.lease(ids[-n:], n + max_new_tokens) for ids, n in zip(input_ids, lengths, strict=True)])

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# additive masks hide by anything that softmax turns into nothing
+_HIDDEN = -1e3
+
 
 @dataclass
 class RowView:
@@ -72,7 +75,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def watch(self, cache: Any) -> Iterator[None]:
-        update = cache.update
+        update, former = cache.update, vars(cache).get("update")
 
         def recording(key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
             keys, values = update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -83,7 +86,10 @@ class Recorder:
         try:
             yield
         finally:
-            del cache.update
+            if former is None:
+                del cache.update
+            else:
+                cache.update = former
 
     def rows(self, past: int, inputs: dict[str, Any], logits: Tensor, window: int | None) -> list[RowView]:
         """Split a forward over a rectangular batch into its rows.
@@ -108,8 +114,10 @@ class Recorder:
         masks = mask if isinstance(mask, dict) else {"full_attention": mask}
         seen = _seen(masks["full_attention"], rows, columns, width, input_ids.device)
         sliding = None
-        if window and "sliding_attention" in masks:
-            sliding = _seen(masks["sliding_attention"], rows, columns, width, input_ids.device)
+        banded = masks.get("sliding_attention")
+        # a cache that keeps the window alone has a mask of its own width
+        if window and banded is not None and banded.shape[-1] == width:
+            sliding = _seen(banded, rows, columns, width, input_ids.device)
         layers = sorted(self.keys)
         whole = [self.keys[layer].shape[2] == width for layer in layers]
         return [
@@ -136,7 +144,7 @@ def _seen(mask: Any, rows: int, columns: list[int], width: int, device: torch.de
     if mask is None:
         return causal
     if mask.dim() == 4:
-        seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
+        seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > _HIDDEN
         return torch.nn.functional.pad(seen, (0, width - seen.shape[2])).expand(rows, -1, -1)
     shown = torch.nn.functional.pad(mask.bool(), (0, width - mask.shape[1]))
     return causal & shown[:, None]

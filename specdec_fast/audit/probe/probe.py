@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ... import compat, selfcheck
 from ...errors import InputError, UnsupportedModelError
@@ -30,11 +30,12 @@ class Probe:
     For every row: the columns that attention sees hold exactly the row's text, each entry is what the model computes
     for that token at that position in a forward of this row alone, position IDs count the tokens before, the mask is
     causal, and what is committed is what the model chose. Nothing is asked of the decoder but to run the model with
-    ``input_ids`` and a transformers ``Cache``.
+    ``input_ids``; where it passes no cache, the model is given one.
 
     Args:
         model: the target of a greedy decoder.
         eos_token_id: id or ids after which nothing is expected of a row; None takes the model's, ``[]`` means none.
+        max_new_tokens: new tokens after which nothing is expected of a row, None if the decoder has no limit.
         rate: share of rows whose cached entries are compared in a forward, 0..1; tokens, positions and masks always
             are. Only 1 finds every violation in the round where it happens; a row then costs about as much as
             decoding it alone.
@@ -48,6 +49,7 @@ class Probe:
 
     Raises:
         InputError: ``rate`` out of range.
+        UnsupportedModelError: every layer has a sliding window, so that no mask shows the whole row.
 
     Example:
         >>> with Probe(target) as probe:
@@ -60,6 +62,7 @@ class Probe:
         model: PreTrainedModel,
         *,
         eos_token_id: int | list[int] | None = None,
+        max_new_tokens: int | None = None,
         rate: float = 1.0,
         seed: int = 0,
         follow: Probe | None = None,
@@ -69,6 +72,7 @@ class Probe:
         self.model, self.rate = model, rate
         self.violations: list[Violation] = []
         self.forwards = 0
+        self._max_new_tokens = max_new_tokens
         self._eos_ids = set(compat.eos_ids(model, eos_token_id))
         self._random = random.Random(seed)
         self._forward = model.forward
@@ -76,7 +80,12 @@ class Probe:
         self._cache_argument = compat.cache_argument(model)
         self._configs = compat.attention_configs(model)
         self._attention = compat.text_config(model)._attn_implementation
-        self._window = compat.model_traits(model).windows.get("sliding_attention")
+        windows = compat.window_of_kinds(model)
+        if windows["full_attention"] is not None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has a sliding window in every layer; the probe needs one that sees whole rows"
+            )
+        self._window = windows.get("sliding_attention")
         self._follow = follow
         # the batch and the round of the target that the rows are in step with
         self._followed: History | None = None
@@ -91,15 +100,18 @@ class Probe:
     def begin(self, prompts: Sequence[Sequence[int]], first: int = 0) -> None:
         """A batch begins, with these prompts; its rows are numbered from ``first`` on.
 
-        Without this call a batch begins with each forward on an empty cache, and its prompts are what the mask shows.
+        Without this call a batch begins with the first forward on an empty cache after others, and its prompts are what
+        the mask shows.
         """
+        self._announced = bool(prompts)
         self.rows: list[TrackedRow] = [self._new_row(first + i, list(prompt)) for i, prompt in enumerate(prompts)]
         self.round = 0
-        self._announced = bool(prompts)
         self._history = History()
         self._slots: dict[int, int] = {}
+        self._decoding = False
 
     def __enter__(self) -> Self:
+        self._former = vars(self.model).get("forward")
         self._forward = self.model.forward
 
         @functools.wraps(self._forward)
@@ -110,19 +122,29 @@ class Probe:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.model.forward
+        if self._former is None:
+            del self.model.forward
+        else:
+            self.model.forward = self._former
 
     def _new_row(self, index: int, text: list[int]) -> TrackedRow:
         kind = DraftedRow if self._follow else TrackedRow
-        return kind(index, text, len(text), AloneRow(self._run_alone, self.model.device))
+        longest = None if self._max_new_tokens is None else len(text) + self._max_new_tokens
+        alone = AloneRow(self._run_alone, self.model.device)
+        return kind(index, text, len(text), longest, self._announced, alone)
 
     def _run_alone(self, input_ids: Tensor, cache: Any) -> None:
         self._forward(input_ids=input_ids, use_cache=True, **{self._cache_argument: cache})
 
     def _watched(self, inputs: dict[str, Any]) -> Any:
-        cache = inputs.get(self._cache_argument)
-        if cache is None or inputs.get("input_ids") is None or selfcheck.running.get():
+        if inputs.get("input_ids") is None or selfcheck.running.get():
             return self._forward(**inputs)
+        # either name is understood by newer releases
+        name = next((n for n in ("cache", "past_key_values") if inputs.get(n) is not None), self._cache_argument)
+        if inputs.get(name) is None:
+            # what the model would make for itself
+            inputs |= {name: DynamicCache(config=self.model.config), "use_cache": True}
+        cache = inputs[name]
         past, recorder = int(cache.get_seq_length()), Recorder()
         with recorder.watch(cache):
             output = self._forward(**inputs)
@@ -137,10 +159,11 @@ class Probe:
     def _check(self, views: list[RowView]) -> None:
         if self._follow:
             self._follow_target(self._follow)
-        elif not self._announced and not any(view.cached for view in views):
+        elif not self._announced and self._decoding and not any(view.cached for view in views):
             self.begin(())
         for row, view in self._assign(views):
             queries, first = view.queries, len(view.cached)
+            row.take_chunk(first, [view.tokens[query] for query in queries])
             if not row.broken:
                 compare = self._random.random() < self.rate
                 violation = RowCheck(row, view, self._history, self.round, compare).find()
@@ -149,6 +172,7 @@ class Probe:
                     row.broken = True
             self._remember(row, view, set(queries))
             row.learn(view, first, queries, self._eos_ids)
+        self._decoding = any(view.cached for view in views)
         self.round += 1
         self.forwards += 1
 
@@ -198,8 +222,6 @@ class Probe:
             if free and view.slot not in assigned:
                 assigned[view.slot] = (row, view)
                 taken.add(row.index)
-        if len(assigned) < len(views):
-            raise InputError(f"a forward of {len(views)} rows, but the batch began with {len(self.rows)}")
         self._slots = {slot: row.index for slot, (row, _) in assigned.items()}
         return sorted(assigned.values(), key=lambda pair: (pair[0].index, pair[1].slot))
 

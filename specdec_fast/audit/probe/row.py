@@ -23,14 +23,18 @@ class TrackedRow:
         text: its prompt and every token that the target is known to choose after it. What was committed is a prefix
             of this: a decoder may keep fewer drafts than it could.
         prompt_length: prompt tokens of ``text``.
+        longest: tokens at which the row has all it may gain, None if unknown.
+        announced: the prompt was given, not read off the first forward.
         alone: its keys and values at batch size 1.
-        ended: the text ends with an EOS.
+        ended: the text ends with an EOS or has its full length.
         broken: a violation was found, so what follows has no standard to be held to.
     """
 
     index: int
     text: list[int]
     prompt_length: int
+    longest: int | None
+    announced: bool
     alone: AloneRow
     ended: bool = False
     broken: bool = False
@@ -38,6 +42,14 @@ class TrackedRow:
     def expects(self, position: int, token: int) -> bool:
         """True if ``token`` may be fed at ``position``."""
         return token == self.text[position]
+
+    def take_chunk(self, first: int, tokens: list[int]) -> None:
+        """Read another piece of the prompt, where only pieces of it were seen so far and this is no new token."""
+        unread = not self.announced and first == self.prompt_length > 0
+        if unread and len(tokens) > 1 and self.text[first : first + 1] != tokens[:1]:
+            self.text[first:] = tokens
+            self.longest = self.longest and self.longest + len(tokens)
+            self.prompt_length, self.ended = len(self.text), False
 
     def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
         """Extend the text by what the model chooses after each query; ``first`` is the position of the first one."""
@@ -52,7 +64,7 @@ class TrackedRow:
             if offset + 1 < len(queries) and chooses(logits, view.tokens[queries[offset + 1]]):
                 choice = view.tokens[queries[offset + 1]]
             self.text.append(choice)
-            self.ended = choice in eos_ids
+            self.ended = choice in eos_ids or len(self.text) == self.longest
 
 
 @dataclass
