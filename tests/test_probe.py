@@ -8,7 +8,7 @@ import torch
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from transformers import DynamicCache
 
-from specdec_fast import EQSpec, ModelDrafter, autoregressive
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, autoregressive
 from specdec_fast.audit.probe import Probe
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.strategies.holes import HoleBatch
@@ -59,6 +59,20 @@ def test_ragged_layout_is_clean(family, announced):
         decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=NEW_TOKENS, eos_token_id=[])
     assert probe.violations == [] and follower.violations == []
     assert probe.forwards > 2 and follower.forwards > 2
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_exspec_is_clean(announced):
+    """Rows join and leave, and pieces of prompts ride along."""
+    target, draft = make_pair()
+    decoder = EXSpec(target, ModelDrafter(draft), num_draft_tokens=4, batch_size=2, prefill_tokens=6)
+    with Probe(target, eos_token_id=[], max_new_tokens=NEW_TOKENS) as probe, Probe(draft, follow=probe) as follower:
+        if announced:
+            probe.begin(PROMPTS)
+        rows = decoder.generate_all(PROMPTS, max_new_tokens=NEW_TOKENS, eos_token_id=[])
+    assert [row.token_ids for row in rows] == [greedy_oracle(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert probe.violations == [] and follower.violations == []
+    assert probe.forwards > 4 and follower.forwards > 4
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from .. import autoregressive, compat
+from ..eqspec import EQSpec
 from ..errors import InputError
+from ..exspec import EXSpec
 from ..result import GenerationResult, RowResult
 from .setting import Setting
 from .strategies import STRATEGIES
 
-NAMES = ("autoregressive", *STRATEGIES)
+NAMES = ("autoregressive", "exspec", "eqspec-ragged", *STRATEGIES)
 Foreign = Callable[..., Tensor]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -42,6 +44,11 @@ def resolve(name: str, setting: Setting) -> Candidate:
     """
     if name == "autoregressive":
         return _own(partial(autoregressive.generate, setting.target), setting)
+    if name == "exspec":
+        return _exspec(setting)
+    if name == "eqspec-ragged":
+        ragged = EQSpec(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens, layout="ragged")
+        return _own(ragged.generate, setting)
     if name in STRATEGIES:
         decoder = STRATEGIES[name](setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
         return _own(decoder.generate, setting)
@@ -58,6 +65,25 @@ def foreign(decode: Foreign, setting: Setting, name: str = "callable") -> Candid
         with _failures_of(name):
             sequences = decode(input_ids, attention_mask, setting.max_new_tokens, **given)
         for row in _rows(name, sequences, input_ids, attention_mask, setting):
+            on_finish(row)
+
+    return run
+
+
+def _exspec(setting: Setting) -> Candidate:
+    def run(input_ids: Tensor, attention_mask: Tensor, on_finish: OnFinish) -> None:
+        prompts = [ids[keep.bool()].tolist() for ids, keep in zip(input_ids, attention_mask, strict=True)]
+        # half of them at a time, so that rows join and leave
+        decoder = EXSpec(
+            setting.target,
+            setting.drafter,
+            num_draft_tokens=setting.num_draft_tokens,
+            batch_size=-(-len(prompts) // 2),
+        )
+        stop, most = setting.eos_token_id, setting.max_new_tokens
+        for row in decoder.generate(prompts, max_new_tokens=most, eos_token_id=stop):
+            if row.error:
+                raise InputError(f"exspec ended prompt {row.index} with an error: {row.error}")
             on_finish(row)
 
     return run

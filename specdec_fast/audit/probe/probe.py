@@ -181,6 +181,8 @@ class Probe:
             prompts = [row.text[: row.prompt_length] for row in target.rows]
             self.begin(prompts, target.rows[0].index if target.rows else 0)
             self._followed, self._seen = target._history, -1
+        # rows may join a batch that is under way
+        self.rows += [self._new_row(row.index, row.text[: row.prompt_length]) for row in target.rows[len(self.rows) :]]
         if self._seen != target.round:
             for own, row in zip(self.rows, target.rows, strict=True):
                 assert isinstance(own, DraftedRow)
