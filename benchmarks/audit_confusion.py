@@ -155,11 +155,12 @@ def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
     run = decoder(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
 
     def record(_: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if selfcheck.running.get():
+            return
         masks = kwargs["attention_mask"]
         masks = masks.values() if isinstance(masks, dict) else [masks]
-        if not selfcheck.running.get():
-            # buffers are written again in the next round
-            seen.extend(x.clone() for x in (kwargs["input_ids"], kwargs["position_ids"], *masks, output.logits))
+        # buffers are written again in the next round
+        seen.extend(x.clone() for x in (kwargs["input_ids"], kwargs["position_ids"], *masks, output.logits))
 
     rows: dict[int, list[int]] = {}
     hook = setting.target.register_forward_hook(record, with_kwargs=True)
