@@ -160,7 +160,7 @@ def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, body):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing", "unknown candidate 'nothing': use one of autoregressive, eqspec"),
+        ("nothing", "unknown candidate 'nothing': use one of autoregressive, exspec"),
         ("no_such_module:f", "candidate no_such_module:f failed: ModuleNotFoundError"),
         (":f", "need module:callable"),
         (".x:f", "need module:callable"),
