@@ -3,7 +3,7 @@
     python -m benchmarks.audit_confusion --quick --json benchmarks/results/audit_confusion.json
 
 Every run draws a tiny random model, prompts, a draft of random quality, batch size and K, and decodes with one
-candidate: a correct strategy, a fault that the audit was built with, or one of either set of held-out faults. A run
+candidate: a correct strategy, a fault that the audit was built with, or one of the sets of held-out faults. A run
 counts as faulty if one of its forward passes or answers differs from the correct decoder's, bit by bit; no audit
 decides that.
 """
@@ -36,7 +36,7 @@ from specdec_fast.audit.strategies.holes import HoleBatch
 from specdec_fast.prompts import pad_left
 
 from .harness import environment, write_json
-from .held_out import HELD_OUT, SECOND
+from .held_out import HELD_OUT, SECOND, THIRD
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from tiny_models import DRAFT_NOISE, FAMILIES, VOCAB_SIZE, make_draft, make_model, make_prompts
@@ -45,9 +45,10 @@ SETS: dict[str, dict[str, type[EQSpec]]] = {
     "": CORRECT | FAULTS,
     "held_out_": HELD_OUT,
     "second_held_out_": SECOND,
+    "third_held_out_": THIRD,
 }
 """Candidates by what their scores' names begin with."""
-BLIND = "second_held_out_"
+BLIND = ("second_held_out_", "third_held_out_")
 
 
 @dataclass
@@ -72,9 +73,9 @@ class Score:
 
 @dataclass
 class Scores:
-    """Of both detectors, over all runs but those of the second set, and over each set of held-out faults alone.
+    """Of both detectors, over all runs but those of the blind sets, and over each set of held-out faults alone.
 
-    The detectors were corrected with the first set in view; the second has had no part in them.
+    The detectors were corrected with the first set in view; the second and third have had no part in them.
     """
 
     probe: Score = field(default_factory=Score)
@@ -83,9 +84,11 @@ class Scores:
     held_out_outputs: Score = field(default_factory=Score)
     second_held_out_probe: Score = field(default_factory=Score)
     second_held_out_outputs: Score = field(default_factory=Score)
+    third_held_out_probe: Score = field(default_factory=Score)
+    third_held_out_outputs: Score = field(default_factory=Score)
 
     def add(self, of: str, probe: tuple[bool, bool, bool], outputs: tuple[bool, bool, bool]) -> None:
-        for prefix in (of,) if of in ("", BLIND) else ("", of):
+        for prefix in (of,) if of in ("", *BLIND) else ("", of):
             getattr(self, f"{prefix}probe").add(*probe)
             getattr(self, f"{prefix}outputs").add(*outputs)
 
@@ -211,7 +214,7 @@ def main(
 ) -> None:
     """Score the audit; exit status 1 on a false alarm, or on a fault that the probe misses or misnames.
 
-    Only false alarms count in the second set of held-out faults.
+    Only false alarms count in the second and third set of held-out faults.
     """
     torch.set_num_threads(1)
     total = 80 if quick else runs

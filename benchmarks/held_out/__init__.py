@@ -2,7 +2,7 @@
 
 Each is :class:`~specdec_fast.EQSpec` with one part replaced and always decodes to the end. They were chosen from where
 implementations of batch speculative decoding go wrong, without a look at how a fault is found. The detectors were since
-corrected with ``HELD_OUT`` in view; ``SECOND`` has had no part in them.
+corrected with ``HELD_OUT`` in view; ``SECOND`` and ``THIRD`` have had no part in them.
 """
 
 from .acceptance import (
@@ -44,8 +44,16 @@ from .positions import (
 )
 from .rows import FinishOrder, LongestFirst, SlotsMisread
 from .stopping import EosDropped, FirstEosEndsAll, FirstEosIdOnly, OnlyBonusStops, RejectedEosStops, TokensAfterEos
+from .third import (
+    LongestRowUncropped,
+    NewestValuesExchanged,
+    OneDraftEntryKept,
+    ParentHidden,
+    PositionsPauseAfterMove,
+    StaleBonus,
+)
 
-__all__ = ["HELD_OUT", "SECOND", "HeldOut", "Suspect"]
+__all__ = ["HELD_OUT", "SECOND", "THIRD", "HeldOut", "Suspect"]
 
 HELD_OUT: dict[str, type[HeldOut]] = {
     "shared-position-counter": SharedPositionCounter,
@@ -92,4 +100,13 @@ SECOND: dict[str, type[HeldOut]] = {
     "first-eos-id-only": FirstEosIdOnly,
     "eos-dropped": EosDropped,
     "longest-first": LongestFirst,
+}
+
+THIRD: dict[str, type[HeldOut]] = {
+    "one-draft-entry-kept": OneDraftEntryKept,
+    "longest-row-uncropped": LongestRowUncropped,
+    "positions-pause-after-move": PositionsPauseAfterMove,
+    "newest-values-exchanged": NewestValuesExchanged,
+    "stale-bonus": StaleBonus,
+    "parent-hidden": ParentHidden,
 }

@@ -167,8 +167,8 @@ class RowCheck:
             return "visible_padding", f"{len(presented) - len(prompt)} columns before the prompt are seen"
         if not self.cached and presented == prompt[-len(presented) :]:
             return "lost_token", f"the first {len(prompt) - len(presented)} tokens of the prompt are not seen"
-        if position + 1 < len(text) and token == text[position + 1]:
-            return "lost_token", f"token {text[position]} is missing"
+        if token in text[position + 1 :]:
+            return "lost_token", f"{text.index(token, position) - position} tokens from {text[position]} on are missing"
         if position and token == text[position - 1] and self.view.positions[query] == position - 1:
             return "duplicated_token", f"{what}: it is there a second time"
         return "wrong_token", f"{what}: the target did not choose it"
