@@ -36,7 +36,7 @@ from specdec_fast.audit.strategies.holes import HoleBatch
 from specdec_fast.prompts import pad_left
 
 from .harness import environment, write_json
-from .held_out import HELD_OUT, SECOND, THIRD
+from .held_out import FOURTH, HELD_OUT, SECOND, THIRD
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from tiny_models import DRAFT_NOISE, FAMILIES, VOCAB_SIZE, make_draft, make_model, make_prompts
@@ -46,9 +46,10 @@ SETS: dict[str, dict[str, type[EQSpec]]] = {
     "held_out_": HELD_OUT,
     "second_held_out_": SECOND,
     "third_held_out_": THIRD,
+    "fourth_held_out_": FOURTH,
 }
 """Candidates by what their scores' names begin with."""
-BLIND = ("second_held_out_", "third_held_out_")
+BLIND = ("second_held_out_", "third_held_out_", "fourth_held_out_")
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Score:
 class Scores:
     """Of both detectors, over all runs but those of the blind sets, and over each set of held-out faults alone.
 
-    The detectors were corrected with the first set in view; the second and third have had no part in them.
+    The detectors were corrected with the first set in view; the others have had no part in them.
     """
 
     probe: Score = field(default_factory=Score)
@@ -86,6 +87,8 @@ class Scores:
     second_held_out_outputs: Score = field(default_factory=Score)
     third_held_out_probe: Score = field(default_factory=Score)
     third_held_out_outputs: Score = field(default_factory=Score)
+    fourth_held_out_probe: Score = field(default_factory=Score)
+    fourth_held_out_outputs: Score = field(default_factory=Score)
 
     def add(self, of: str, probe: tuple[bool, bool, bool], outputs: tuple[bool, bool, bool]) -> None:
         for prefix in (of,) if of in ("", *BLIND) else ("", of):
@@ -214,7 +217,7 @@ def main(
 ) -> None:
     """Score the audit; exit status 1 on a false alarm, or on a fault that the probe misses or misnames.
 
-    Only false alarms count in the second and third set of held-out faults.
+    Only false alarms count in the second, third and fourth set of held-out faults.
     """
     torch.set_num_threads(1)
     total = 80 if quick else runs

@@ -8,14 +8,14 @@ import torch
 from tiny_models import DRAFT_NOISE, left_pad, make_draft, make_model, make_prompts
 from transformers import PreTrainedModel
 
-from benchmarks.held_out import HELD_OUT, SECOND, THIRD, HeldOut, Suspect
+from benchmarks.held_out import FOURTH, HELD_OUT, SECOND, THIRD, HeldOut, Suspect
 from specdec_fast import EQSpec, ModelDrafter
 from specdec_fast.audit.probe.violation import Kind
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.result import GenerationResult
 
-ALL = HELD_OUT | SECOND | THIRD
-BLIND = SECOND | THIRD
+ALL = HELD_OUT | SECOND | THIRD | FOURTH
+BLIND = SECOND | THIRD | FOURTH
 SEEDS = (1, 2, 3)
 PROMPT_LENGTHS = [3, 9, 4, 15]
 LIMITS = {"max_new_tokens": 24, "eos_token_id": [17, 28, 40, 61, 72, 83]}
@@ -77,5 +77,5 @@ def test_findings_have_names_that_exist(fault):
 
 def test_no_two_candidates_share_a_name_or_a_class():
     known = {"autoregressive": None} | CORRECT | FAULTS
-    assert len(known | ALL) == len(known) + len(HELD_OUT) + len(SECOND) + len(THIRD)
+    assert len(known | ALL) == len(known) + len(HELD_OUT) + len(SECOND) + len(THIRD) + len(FOURTH)
     assert len({*ALL.values()}) == len(ALL)

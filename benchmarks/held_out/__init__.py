@@ -2,7 +2,7 @@
 
 Each is :class:`~specdec_fast.EQSpec` with one part replaced and always decodes to the end. They were chosen from where
 implementations of batch speculative decoding go wrong, without a look at how a fault is found. The detectors were since
-corrected with ``HELD_OUT`` in view; ``SECOND`` and ``THIRD`` have had no part in them.
+corrected with ``HELD_OUT`` in view; ``SECOND``, ``THIRD`` and ``FOURTH`` have had no part in them.
 """
 
 from .acceptance import (
@@ -22,6 +22,14 @@ from .columns import (
     LastDraftDropped,
     NothingAcceptedNothingCropped,
     SinkTwice,
+)
+from .fourth import (
+    CroppedToBestRow,
+    DraftsShareOpeningPosition,
+    FirstDraftUnverified,
+    OpeningEntryLost,
+    PaddingForgottenOnShrink,
+    TailChannelsNotMoved,
 )
 from .kv_cache import (
     CacheNotCompacted,
@@ -53,7 +61,7 @@ from .third import (
     StaleBonus,
 )
 
-__all__ = ["HELD_OUT", "SECOND", "THIRD", "HeldOut", "Suspect"]
+__all__ = ["FOURTH", "HELD_OUT", "SECOND", "THIRD", "HeldOut", "Suspect"]
 
 HELD_OUT: dict[str, type[HeldOut]] = {
     "shared-position-counter": SharedPositionCounter,
@@ -109,4 +117,13 @@ THIRD: dict[str, type[HeldOut]] = {
     "newest-values-exchanged": NewestValuesExchanged,
     "stale-bonus": StaleBonus,
     "parent-hidden": ParentHidden,
+}
+
+FOURTH: dict[str, type[HeldOut]] = {
+    "drafts-share-opening-position": DraftsShareOpeningPosition,
+    "opening-entry-lost": OpeningEntryLost,
+    "cropped-to-best-row": CroppedToBestRow,
+    "tail-channels-not-moved": TailChannelsNotMoved,
+    "first-draft-unverified": FirstDraftUnverified,
+    "padding-forgotten-on-shrink": PaddingForgottenOnShrink,
 }
