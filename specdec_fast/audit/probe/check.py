@@ -89,6 +89,8 @@ class RowCheck:
         if not origins:
             if not (value.isfinite().all() and key.isfinite().all()):
                 return violation("wrong_kv", "its entry is not finite")
+            if not value.any() and self._other_holders:
+                return violation("other_row", f"the slot is that of row {self._other_holders[0]}, and empty here")
             if not value.any():
                 return violation("visible_padding", "a column is seen whose entry is all zeros")
             right_value = any(origin.token == expected for origin in self.history.find(layer, value))
@@ -108,8 +110,8 @@ class RowCheck:
         text = self.row.text
         what = f"token {origin.token} computed at position {origin.position}"
         # equal tokens at equal positions look the same in every row, so the newest entries tell whose slot it is
-        others = [row for row in self.view.holders if row not in (None, self.row.index)]
-        if origin.row != self.row.index or (others and self.row.index not in self.view.holders):
+        others = self._other_holders
+        if origin.row != self.row.index or others:
             other = origin.row if origin.row != self.row.index else others[0]
             return "other_row", f"it holds {what if origin.content else 'padding'}, as row {other} has it"
         if not origin.content:
@@ -126,6 +128,13 @@ class RowCheck:
         if self.queries and expected not in (None, self.view.tokens[self.queries[0]]):
             return "wrong_token", f"{what}: a draft that the target rejects was accepted"
         return "kept_rejected_token", f"{what} is not part of the text"
+
+    @property
+    def _other_holders(self) -> list[int]:
+        """Rows that wrote the newest entries of the slot, if this row wrote none of them."""
+        if self.row.index in self.view.holders:
+            return []
+        return [row for row in self.view.holders if row is not None]
 
     def _leading_surplus(self, position: int) -> bool:
         """True if the row's whole text follows some columns that do not belong to it."""
