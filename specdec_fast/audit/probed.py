@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from transformers import PreTrainedModel
 
 from .probe import Probe, Violation
-from .replay import replay
+from .replay import Replay
 from .results import ProbeReport
 from .setting import Setting
 
@@ -27,7 +27,6 @@ class ProbedRun(contextlib.ExitStack):
 
     def __init__(self, setting: Setting):
         super().__init__()
-        self.setting = setting
         self.target = Probe(setting.target, eos_token_id=setting.eos_token_id, max_new_tokens=setting.max_new_tokens)
         model = getattr(setting.drafter, "model", None)
         self.draft = (
@@ -52,12 +51,12 @@ class ProbedRun(contextlib.ExitStack):
                 return replace(found, kind="wrong_token", detail=f"{found.detail}, but of the answer")
         return found
 
-    def report(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> ProbeReport:
+    def report(self, replay: Replay, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> ProbeReport:
         """What was seen, and whether drafts were accepted as often as for each row alone."""
         drafted = sum(answer.drafted for answer in answers)
         accepted = alone = None
         if drafted:
-            blocks = [block for prompt in prompts for block in replay(self.setting, prompt)]
+            blocks = [block for prompt in prompts for block in replay.blocks(prompt)]
             accepted = sum(answer.accepted for answer in answers) / drafted
             alone = sum(block.accepted for block in blocks) / max(1, sum(block.drafted for block in blocks))
         return ProbeReport(

@@ -38,17 +38,30 @@ class Block:
         return self.drafts[self.accepted] if here else None
 
 
-def replay(setting: Setting, prompt: list[int]) -> list[Block]:
-    """Decode one row alone, correctly, with the draft under audit."""
-    recorder = _Recorder(setting.drafter)
-    ids = torch.tensor([prompt], device=setting.target.device)
-    decoder = EQSpec(setting.target, recorder, num_draft_tokens=setting.num_draft_tokens)
-    accepted = decoder.generate(ids, **setting.limits).stats.accepted_by_round
-    blocks, start = [], 1
-    for drafts, ((_, drafted, kept),) in zip(recorder.rounds, accepted, strict=True):
-        blocks.append(Block(start, drafts[:drafted], kept))
-        start += kept + 1
-    return blocks
+class Replay:
+    """Decodes rows alone, correctly, with the draft under audit; a row is decoded once, whatever runs ask for it."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self._known: dict[tuple[int, ...], list[Block]] = {}
+
+    def blocks(self, prompt: list[int]) -> list[Block]:
+        """The rounds of one row."""
+        key = tuple(prompt)
+        if key not in self._known:
+            self._known[key] = self._decode(prompt)
+        return self._known[key]
+
+    def _decode(self, prompt: list[int]) -> list[Block]:
+        setting, recorder = self.setting, _Recorder(self.setting.drafter)
+        ids = torch.tensor([prompt], device=setting.target.device)
+        decoder = EQSpec(setting.target, recorder, num_draft_tokens=setting.num_draft_tokens)
+        accepted = decoder.generate(ids, **setting.limits).stats.accepted_by_round
+        blocks, start = [], 1
+        for drafts, ((_, drafted, kept),) in zip(recorder.rounds, accepted, strict=True):
+            blocks.append(Block(start, drafts[:drafted], kept))
+            start += kept + 1
+        return blocks
 
 
 class _Recorder(Drafter, DraftRun):

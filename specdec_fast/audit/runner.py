@@ -15,7 +15,7 @@ from .compare import Answer, Comparison, Run
 from .diagnosis import Observation, diagnose
 from .oracle import Oracle
 from .probe import Probe
-from .replay import Block, replay
+from .replay import Block, Replay
 from .results import ProbeReport, RowAudit, RunAudit
 from .setting import Setting
 
@@ -109,6 +109,7 @@ class Judge:
         to_text: Callable[[list[int]], str] = str,
     ):
         self.setting, self.oracle, self.prompts = setting, oracle, prompts
+        self.replay = Replay(setting)
         self.comparison = Comparison(oracle, prompts, special_ids, to_text)
 
     def run(
@@ -152,7 +153,7 @@ class Judge:
     def _blocks(self, prompt: list[int]) -> Sequence[Block]:
         # a target that the candidate spoiled, or that no cached decoding supports, cannot be replayed
         with contextlib.suppress(Exception):
-            return replay(self.setting, prompt)
+            return self.replay.blocks(prompt)
         return ()
 
     def _again(self, candidate: Candidate, indices: Sequence[int], batch_size: int) -> dict[int, list[int]]:

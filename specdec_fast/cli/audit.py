@@ -229,15 +229,7 @@ class _Job:
         from .info import environment
 
         self.prompts, self.runs, self.rows, self.screen = prompts, runs, rows, screen
-        self.work = Workload(
-            prompts,
-            target=options.target,
-            dtype=options.dtype,
-            device=options.device,
-            chat=options.chat,
-            max_new_tokens=options.max_new_tokens,
-            message=screen.message,
-        )
+        self.work = Workload(prompts, options, screen.message)
         drafter = self.work.drafter(options.draft)
         self.setting = Setting(self.work.target, drafter, options.num_draft_tokens, **self.work.limits)
         self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
@@ -274,7 +266,7 @@ class _Job:
         probe = self._decode(number, run, candidate)
         records = [self.rows.rows[number * len(self.prompts) + index] for index in range(len(self.prompts))]
         answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
-        report = probe.report(self.work.encoded, answers) if probe else None
+        report = probe.report(self.judge.replay, self.work.encoded, answers) if probe else None
         return self.judge.run(run, candidate, answers, report)
 
     def _decode(self, number: int, run: Run, candidate: Candidate) -> ProbedRun | None:

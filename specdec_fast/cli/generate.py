@@ -190,17 +190,9 @@ class _Job:
 
     def __init__(self, options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display):
         self.options, self.prompts, self.rows, self.screen = options, prompts, rows, screen
-        self.work = Workload(
-            prompts,
-            target=options.target,
-            dtype=options.dtype,
-            device=options.device,
-            chat=options.chat,
-            max_new_tokens=options.max_new_tokens,
-            message=screen.message,
-            # there, a prompt that does not fit ends alone
-            check_lengths=options.method != "exspec",
-        )
+        # there, a prompt that does not fit ends alone
+        check_lengths = options.method != "exspec"
+        self.work = Workload(prompts, options, screen.message, check_lengths=check_lengths)
         self.requests: list[dict[str, Any]] = []
 
     def decode(self) -> GenerationStats:

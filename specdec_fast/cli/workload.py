@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..prompts import Prompt, check_context, encode
 
@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from ..drafters import Drafter
     from ..journal import Row
     from ..result import RowResult
+
+
+class ModelOptions(Protocol):
+    """The part of a command line that loads a target and bounds its rows."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def chat(self) -> bool | None: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
 
 
 class Workload:
@@ -30,26 +49,23 @@ class Workload:
     def __init__(
         self,
         prompts: list[Prompt],
-        *,
-        target: str,
-        dtype: str,
-        device: str,
-        chat: bool | None,
-        max_new_tokens: int,
+        options: ModelOptions,
         message: Callable[[str], None],
+        *,
         check_lengths: bool = True,
     ):
         from .. import compat
 
-        self.prompts, self._dtype, self._device, self._message = prompts, dtype, device, message
-        self.target, self.tokenizer = self._load(target)
-        self.encoded = encode(prompts, self.tokenizer, bool(self.tokenizer.chat_template) if chat is None else chat)
+        self.prompts, self._options, self._message = prompts, options, message
+        self.target, self.tokenizer = self._load(options.target)
+        chat = bool(self.tokenizer.chat_template) if options.chat is None else options.chat
+        self.encoded = encode(prompts, self.tokenizer, chat)
         self._check_lengths = check_lengths
-        self._check_context(self.target, max_new_tokens)
+        self._check_context(self.target, options.max_new_tokens)
         fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         eos = compat.eos_ids(self.target, None) or fallback
         self.limits: dict[str, Any] = {
-            "max_new_tokens": max_new_tokens,
+            "max_new_tokens": options.max_new_tokens,
             "eos_token_id": eos,
             "pad_token_id": compat.pad_id(self.target, self.tokenizer.pad_token_id, eos),
         }
@@ -91,4 +107,4 @@ class Workload:
         from ..models import load
 
         self._message(f"loading {name}")
-        return load(name, dtype=self._dtype, device=self._device)
+        return load(name, dtype=self._options.dtype, device=self._options.device)

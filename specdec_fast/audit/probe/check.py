@@ -94,7 +94,7 @@ class RowCheck:
             if not value.any():
                 return violation("visible_padding", "a column is seen whose entry is all zeros")
             right_value = any(origin.token == expected for origin in self.history.find(layer, value))
-            if right_value and layer == self._first_layer and self._is_rotated(key, position, layer):
+            if right_value and layer == self._first_layer and self._is_rotated(key, position):
                 return violation("wrong_position", f"token {expected} with the key of a position that no query had")
             return violation("wrong_kv", "its entry is none that a query wrote")
         own = [origin for origin in origins if origin.row == self.row.index]
@@ -125,7 +125,7 @@ class RowCheck:
             return "lost_token", f"token {expected} is missing; {what} follows"
         if origin.token == expected:
             return "wrong_position", f"{what}, not at {position}"
-        if self.queries and expected not in (None, self.view.tokens[self.queries[0]]):
+        if expected not in (None, self.view.tokens[self.queries[0]]):
             return "wrong_token", f"{what}: a draft that the target rejects was accepted"
         return "kept_rejected_token", f"{what} is not part of the text"
 
@@ -138,7 +138,7 @@ class RowCheck:
 
     def _leading_surplus(self, position: int) -> bool:
         """True if the row's whole text follows some columns that do not belong to it."""
-        text, first = self.row.text, self.view.positions[self.queries[0]] if self.queries else -1
+        text, first = self.row.text, self.view.positions[self.queries[0]]
         surplus = len(self.cached) - first
         keys = self.view.keys[self._first_layer]
         if not (surplus > 0 and position <= surplus < len(self.cached) and 0 < first < len(text)) or keys is None:
@@ -147,9 +147,9 @@ class RowCheck:
         columns = torch.tensor(self.cached[surplus:], device=keys.device)
         return not _differs(keys[:, columns], own_keys[:, :first]).any()
 
-    def _is_rotated(self, key: Tensor, position: int, layer: int) -> bool:
+    def _is_rotated(self, key: Tensor, position: int) -> bool:
         """True if ``key`` ``[H, D]`` may be that of another position: rotary embeddings keep the norm of every head."""
-        own = self.row.alone.entry(layer)[0][:, position]
+        own = self.row.alone.entry(self._first_layer)[0][:, position]
         return not _differs(key.norm(dim=-1)[:, None, None], own.norm(dim=-1)[:, None, None]).any()
 
     def _same_entry(self, a: int, b: int, layer: int) -> bool:

@@ -85,7 +85,7 @@ class DraftedRow(TrackedRow):
         return super().expects(position, token)
 
     def learn(self, view: RowView, first: int, queries: list[int], eos_ids: set[int]) -> None:
-        logits = view.choice(queries[-1])
+        logits = view.choice(queries[-1]) if queries else None
         after = first + len(queries)
         if logits is not None:
             self._proposed[after] = int(logits.argmax())
