@@ -145,15 +145,18 @@ def test_an_exception_in_the_block_does_not_wait(model):
     assert answers[0].future.cancelled()
 
 
-def test_a_failing_target_is_told_to_everyone(model):
-    session = serve(model)
-    assert session.submit([5, 6]).result(WAIT)
-    handle = model.register_forward_pre_hook(lambda *_: 1 / 0)
-    answers = [session.submit([5, 6]) for _ in range(5)]
-    for answer in answers:
-        with pytest.raises((ZeroDivisionError, InputError)):
-            answer.result(WAIT)
-    handle.remove()
-    with pytest.raises(InputError, match="session is closed"):
-        session.submit([5])
-    session.close()
+def test_a_failing_target_is_told_to_everyone(model, gate):
+    with serve(model) as session:
+        gate.set()
+        assert session.submit([5, 6]).result(WAIT)
+        gate.clear()
+        handle = model.register_forward_pre_hook(lambda *_: 1 / 0)
+        answers = [session.submit([5, 6]) for _ in range(5)]
+        gate.set()
+        for answer in answers:
+            with pytest.raises(ZeroDivisionError):
+                answer.result(WAIT)
+        handle.remove()
+        with pytest.raises(InputError, match="was ended by ZeroDivisionError") as caught:
+            session.submit([5])
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)

@@ -96,6 +96,7 @@ class Session:
         self._inbox: deque[Callable[[], Any]] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="exspec", daemon=True)
         self._thread.start()
 
@@ -117,10 +118,12 @@ class Session:
             Its answer, which also tells what is wrong with the prompt.
 
         Raises:
-            InputError: the session is closed.
+            InputError: the session is closed, or was ended by an error, which is the cause.
         """
         answer = Answer()
         with self._changed:
+            if self._failure is not None:
+                raise InputError(f"the session was ended by {self._failure!r}; it takes no more prompts") from self._failure
             if self._closed:
                 raise InputError("the session is closed; it takes no more prompts")
             id, queued_at = next(self._ids), self._engine.now()
@@ -181,7 +184,7 @@ class Session:
     def _fail(self, error: BaseException) -> None:
         """Nothing can go on; everyone who waits learns why."""
         with self._changed:
-            self._closed = True
+            self._failure = error
             waiting = list(self._answers.values())
             self._answers.clear()
         for answer in waiting:
