@@ -199,7 +199,7 @@ def run_case(case: Case, scores: Scores) -> dict[str, Any]:
     violation = probed.violation(case.prompts, answers)
     suspect = run.diagnosis[0].name if run.diagnosis else None
     probe = (
-        bool(case.kinds) and passes_differ,
+        bool(case.kinds) and (passes_differ or answers_differ),
         violation is not None,
         bool(violation and violation.kind in case.kinds),
     )

@@ -33,7 +33,7 @@ Method = Callable[[], Answers]
 
 
 class Bench:
-    """A target and its prompts; batch size 1 takes only every ``stride``-th of them, to keep a run short.
+    """A target and ``rows`` of its prompts, or all; batch size 1 takes only every ``stride``-th, to keep a run short.
 
     Each of ``openings`` before each prompt of the file makes a prompt.
     """
@@ -41,7 +41,7 @@ class Bench:
     def __init__(
         self,
         target: str,
-        rows: int,
+        rows: int | None,
         stride: int,
         prompts: str,
         dtype: str,
@@ -51,12 +51,14 @@ class Bench:
     ):
         self.model, self.tokenizer = load(target, dtype=dtype, device=device)
         chosen = [replace(prompt, text=opening + prompt.text) for opening in openings for prompt in read(prompts)]
-        chosen = chosen[:: max(1, len(chosen) // rows)][:rows]
+        if rows is not None:
+            chosen = chosen[:: max(1, len(chosen) // rows)][:rows]
         self.encoded = encode(chosen, self.tokenizer, chat=bool(self.tokenizer.chat_template))
         self.stride = stride
         eos = compat.eos_ids(self.model, None)
         pad = compat.pad_id(self.model, self.tokenizer.pad_token_id, eos)
         self.limits = {"max_new_tokens": max_new_tokens, "eos_token_id": eos, "pad_token_id": pad}
+        self.oracle = Oracle(self.model, **self.limits)
 
     def rows(self, batch_size: int) -> list[list[int]]:
         return self.encoded if batch_size > 1 else self.encoded[:: self.stride]
@@ -103,7 +105,7 @@ class Bench:
         return run
 
     def verify(self, answers: Answers, batch_size: int) -> dict[str, Any]:
-        check = EquivalenceCheck(Oracle(self.model, **self.limits))
+        check = EquivalenceCheck(self.oracle)
         for index, (prompt, tokens) in enumerate(zip(self.rows(batch_size), answers, strict=True)):
             check.add(index, prompt, tokens)
         report = check.report()

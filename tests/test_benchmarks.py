@@ -12,9 +12,9 @@ import torch
 import typer
 from tiny_dirs import save_tiny
 
-from benchmarks import generate, harness, realign, realign_methods, stream
+from benchmarks import generate, harness, layouts, realign, realign_methods, stream
 from benchmarks.realign_methods import Batch, Case, Commit
-from specdec_fast import backends, ops, reference
+from specdec_fast import NgramDrafter, SelfDrafter, backends, ops, reference
 
 CPU = torch.device("cpu")
 TINY = Case(batch_size=3, content=9, layers=2, heads=2, head_dim=4)
@@ -280,3 +280,34 @@ def test_stream_methods_agree_and_count_rounds(tmp_path):
     assert len(bench.encoded) == len({tuple(ids) for ids in bench.encoded}) == 9
     assert ours[0] == theirs[0] and bench.verify(ours[0], 2)["mismatches"] == 0
     assert min(ours[1]) >= 2 and sum(theirs[1]) <= sum(map(len, theirs[0]))
+
+
+def test_layouts_are_compared_on_equal_answers(tmp_path):
+    target = save_tiny(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "ab " * n}) + "\n" for n in (9, 1, 30, 5, 2, 12)))
+    bench = generate.Bench(str(target), None, 1, str(prompts), "float32", "cpu", 6)
+    uniform, mixed = (layouts.with_lengths(bench, lengths, 3) for lengths in ("uniform", "mixed"))
+    assert uniform.encoded == [bench.encoded[i] for i in (1, 3, 4)]
+    assert mixed.encoded == [bench.encoded[i] for i in (1, 2, 3)]
+    cell = layouts.compare(mixed, "mixed", 3, {"n-gram": NgramDrafter()}, 2, 7)
+    assert cell["prompt_tokens"] == list(map(len, mixed.encoded))
+    assert all(record["mismatches"] == 0 for record in cell["methods"].values())
+    assert all(0 < cell["methods"][f"{layout}, n-gram"]["outside_forwards"] < 1 for layout in layouts.LAYOUTS)
+    assert list(cell["speedups"]) == [
+        f"ragged, n-gram / {other}" for other in ("padded, n-gram", "greedy", "assisted, n-gram")
+    ]
+    layouts.show_cell(cell)
+
+
+def test_forwards_of_a_layer_subset_are_timed_once(tmp_path, monkeypatch):
+    target = generate.load(str(save_tiny(tmp_path / "target")), dtype="float32", device="cpu")[0]
+    draft = SelfDrafter(target, [0]).model
+    now = iter(range(100))
+    monkeypatch.setattr(layouts, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    with layouts.forward_seconds(target, draft) as seconds:
+        draft(torch.tensor([[5]]))
+        target(torch.tensor([[5]]))
+    assert len(seconds) == 2 and all(taken > 0 for taken in seconds)
+    target(torch.tensor([[5]]))
+    assert len(seconds) == 2

@@ -291,6 +291,31 @@ def test_one_entry_too_many_or_too_few_is_found_where_it_is(shown, kind):
     assert found.layer == (0 if shown > 0 else None)
 
 
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_wrong_last_token_is_found_in_the_answer(announced, layout):
+    target, draft = make_pair()
+    decoder = EQSpec(target, ModelDrafter(draft), num_draft_tokens=4, layout=layout)
+    for wrong in (None, "swapped", 0, 2):
+        with Probe(target, eos_token_id=[], max_new_tokens=NEW_TOKENS) as probe:
+            if announced:
+                probe.begin(PROMPTS)
+            result = decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=NEW_TOKENS, eos_token_id=[])
+        answers = [row.token_ids for row in result.rows]
+        if wrong in (None, "swapped"):
+            # answers of other rows say nothing about what the rows were fed
+            probe.check_answers(answers[::-1] if wrong else answers)
+            assert probe.violations == []
+            continue
+        answers[wrong][-1] ^= 1
+        probe.check_answers(answers)
+        (found,) = probe.violations
+        assert (found.kind, found.row, found.token) == ("wrong_token", wrong, answers[wrong][-1])
+        assert found.position == len(PROMPTS[wrong]) + NEW_TOKENS - 1
+        # the first forward runs the prompts
+        assert found.round == result.rows[wrong].rounds
+
+
 def test_rate_compares_fewer_rows_but_always_reads_the_inputs():
     target, draft = make_pair()
     offset = FAULTS["position-off-by-one"](target, ModelDrafter(draft), num_draft_tokens=4)

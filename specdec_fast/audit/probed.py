@@ -44,6 +44,7 @@ class ProbedRun(contextlib.ExitStack):
 
     def violation(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> Violation | None:
         """The first of the target. A rejected token that the answer holds too was accepted, not only kept."""
+        self.target.check_answers([answer.token_ids for answer in answers])
         found = self.target.violation
         if found and found.kind == "kept_rejected_token":
             text = [*prompts[found.row], *answers[found.row].token_ids]

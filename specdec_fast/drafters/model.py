@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import compat
+from ..acceptance import greedy_ids
 from ..batch import Batch, Follower
 from ..errors import InputError
 from ..selfcheck import self_check
@@ -77,4 +78,4 @@ class _ModelRun(DraftRun):
         return Drafts(self.follower.draft(limits, self._choose), limits)
 
     def _choose(self, logits: Tensor) -> Tensor:
-        return logits[:, : self.vocabulary].argmax(-1)
+        return greedy_ids(logits[:, : self.vocabulary])

@@ -122,8 +122,9 @@ class Session:
         """
         answer = Answer()
         with self._changed:
-            if self._failure is not None:
-                raise InputError(f"the session was ended by {self._failure!r}; it takes no more prompts") from self._failure
+            error = self._failure
+            if error is not None:
+                raise InputError(f"the session was ended by {error!r}; it takes no more prompts") from error
             if self._closed:
                 raise InputError("the session is closed; it takes no more prompts")
             id, queued_at = next(self._ids), self._engine.now()

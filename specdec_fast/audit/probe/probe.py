@@ -20,7 +20,7 @@ from .capture import Recorder, RowView
 from .check import RowCheck
 from .history import History, Origin
 from .packed import packed_rows
-from .row import DraftedRow, TrackedRow
+from .row import DraftedRow, Ending, TrackedRow
 from .violation import Violation
 
 
@@ -89,6 +89,7 @@ class Probe:
         self._follow = follow
         # the batch and the round of the target that the rows are in step with
         self._followed: History | None = None
+        self._endings: dict[int, Ending] = {}
         self._seen = -1
         self.begin(())
 
@@ -109,6 +110,24 @@ class Probe:
         self._history = History()
         self._slots: dict[int, int] = {}
         self._decoding = False
+
+    def check_answers(self, answers: Sequence[Sequence[int]]) -> None:
+        """Hold the tokens that rows ended with, which entered no further forward, against what the model chose.
+
+        Args:
+            answers: new tokens of every row, by its number. If they are not even what was fed, nothing is said of them.
+                Violations are added to ``violations``.
+        """
+        endings, self._endings = self._endings, {}
+        found = {
+            row: position for row in sorted(endings) if (position := endings[row].divergence(answers[row])) is not None
+        }
+        if any(position < endings[row].decided for row, position in found.items()):
+            # what was fed is not in the answers, so they are other rows'
+            return
+        for row, position in found.items():
+            token = answers[row][position - endings[row].prompt_length]
+            self.violations.append(endings[row].violation(row, position, token))
 
     def __enter__(self) -> Self:
         self._former = vars(self.model).get("forward")
@@ -171,7 +190,15 @@ class Probe:
                     self.violations.append(violation)
                     row.broken = True
             self._remember(row, view, set(queries))
+            goes_on = queries and not row.ended
             row.learn(view, first, queries, self._eos_ids)
+            if row.broken:
+                self._endings.pop(row.index, None)
+            elif goes_on:
+                column = view.columns[queries[0]]
+                self._endings[row.index] = Ending(
+                    row.text, row.prompt_length, first + 1, self.round, column, row.newest_logits
+                )
         self._decoding = any(view.cached for view in views)
         self.round += 1
         self.forwards += 1

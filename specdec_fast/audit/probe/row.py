@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,9 +10,46 @@ from torch import Tensor
 
 from .alone import AloneRow
 from .capture import RowView
+from .violation import Violation
 
 # a decoder may cast logits before it picks from them
 _CAST = {torch.float64: 1e-6, torch.float32: 1e-6}
+
+
+@dataclass
+class Ending:
+    """What a row's newest forward pass decided, and no later one has taken up.
+
+    Attributes:
+        text: tokens of the row, and those that the target chose after them.
+        prompt_length: prompt tokens of ``text``.
+        decided: position of the first token that this pass decided.
+        round: forward passes before this one.
+        column: of the token that was fed first.
+        logits: ``[V]``, from which the last token of ``text`` was chosen.
+    """
+
+    text: list[int]
+    prompt_length: int
+    decided: int
+    round: int
+    column: int
+    logits: Tensor | None
+
+    def divergence(self, answer: Sequence[int]) -> int | None:
+        """Position of the first of the new tokens ``answer`` that the target did not choose."""
+        text = self.text[self.prompt_length :]
+        offset = next((i for i, pair in enumerate(zip(answer, text)) if pair[0] != pair[1]), None)
+        if offset is None:
+            return None
+        is_newest = self.prompt_length + offset == len(self.text) - 1
+        if is_newest and self.logits is not None and chooses(self.logits, answer[offset]):
+            return None
+        return self.prompt_length + offset
+
+    def violation(self, row: int, position: int, token: int) -> Violation:
+        detail = f"the row ended with token {token} where the target chose {self.text[position]}"
+        return Violation("wrong_token", self.round, row, None, self.column, position, detail, token)
 
 
 @dataclass
@@ -28,6 +66,7 @@ class TrackedRow:
         alone: its keys and values at batch size 1.
         ended: the text ends with an EOS or has its full length.
         broken: a violation was found, so what follows has no standard to be held to.
+        newest_logits: ``[V]``, from which the last token of ``text`` was chosen.
     """
 
     index: int
@@ -38,6 +77,7 @@ class TrackedRow:
     alone: AloneRow
     ended: bool = False
     broken: bool = False
+    newest_logits: Tensor | None = None
 
     def expects(self, position: int, token: int) -> bool:
         """True if ``token`` may be fed at ``position``."""
@@ -64,6 +104,7 @@ class TrackedRow:
             if offset + 1 < len(queries) and chooses(logits, view.tokens[queries[offset + 1]]):
                 choice = view.tokens[queries[offset + 1]]
             self.text.append(choice)
+            self.newest_logits = logits
             self.ended = choice in eos_ids or len(self.text) == self.longest
 
 
