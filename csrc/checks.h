@@ -193,6 +193,46 @@ inline void check_append_kv(const Tensor& k_pool, const Tensor& v_pool, const Te
                  {"row_of", row_of, false}, {"position_of", position_of, false}});
 }
 
+// The arguments of ragged_attention_ in the order of its schema.
+struct Attention {
+  const Tensor &out, &query, &k_pool, &v_pool, &table;
+  double scale;
+  const std::optional<int64_t>& window;
+  const std::optional<double>& soft_cap;
+  const std::optional<Tensor>& sinks;
+};
+
+inline bool is_float(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 || dtype == ScalarType::Float ||
+         dtype == ScalarType::Double;
+}
+
+inline void check_attention(const Attention& a) {
+  const Device device = a.query.device();
+  const ScalarType dtype = a.query.scalar_type();
+  if (!is_float(dtype)) refuse("query is ", toString(dtype), "; need float16, bfloat16, float32 or float64");
+  need("query", a.query, {1, kAnySize, kAnySize, kAnySize}, device, dtype);
+  const int64_t query_heads = a.query.size(1), tokens = a.query.size(2);
+  need("k_pool", a.k_pool, {kAnySize, kAnySize, kAnySize, a.query.size(3)}, device, dtype);
+  const int64_t slots = a.k_pool.size(0), heads = a.k_pool.size(1), capacity = a.k_pool.size(2);
+  need("v_pool", a.v_pool, {slots, heads, capacity, kAnySize}, device, dtype);
+  if (heads == 0 || query_heads % heads)
+    refuse("query has ", query_heads, " heads, k_pool ", heads, "; need a multiple");
+  if (a.window && *a.window < 1) refuse("window is ", *a.window, "; need at least 1, or None for full attention");
+  if (a.soft_cap && *a.soft_cap <= 0) refuse("soft_cap is ", *a.soft_cap, "; need more than 0, or None for no cap");
+  if (a.sinks) {
+    need("sinks", *a.sinks, {query_heads}, device, a.sinks->scalar_type());
+    if (!is_float(a.sinks->scalar_type()))
+      refuse("sinks is ", toString(a.sinks->scalar_type()), "; need float16, bfloat16, float32 or float64");
+  }
+  need("out", a.out, {1, tokens, query_heads, a.v_pool.size(3)}, device, dtype);
+  need("table", a.table, {4, kAnySize}, device);
+  std::vector<Span> spans{{"out", a.out, true}, {"query", a.query, false}, {"k_pool", a.k_pool, false},
+                          {"v_pool", a.v_pool, false}, {"table", a.table, false}};
+  if (a.sinks) spans.emplace_back("sinks", *a.sinks, false);
+  need_disjoint(std::move(spans));
+}
+
 // The arguments of realign_step_ in the order of its schema.
 struct Step {
   const Tensors& caches;

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_fast import reference
+
 from .softmax import LOG2_E, capped, fold, raised
 from .tables import wanted_blocks
 from .tiles import find_columns, find_tile
@@ -190,6 +192,7 @@ def ragged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """:func:`specdec_fast.reference.ragged_attention` of segments that are on the device.
 
@@ -211,7 +214,7 @@ def ragged_attention(
     splits = min(triton.cdiv(columns, LEAST.value), wanted, MOST_SPLITS)
     partial = tiles * heads * splits * queries if splits > 1 else 0
     sums, peaks = (query.new_empty(partial, n, dtype=torch.float32) for n in (value_lanes, 2))
-    out = query.new_empty(1, tokens, query_heads, value_dim)
+    out = query.new_empty(1, tokens, query_heads, value_dim) if out is None else out
     shape = {
         # wider columns would need more shared memory than a processor has
         "STEP": 64 if max(lanes, value_lanes) * element <= 512 else 32,
@@ -251,6 +254,28 @@ def ragged_attention(
     if splits > 1:
         merge_kernel[(tiles, heads)](out, sums, peaks, table, segments, window or 0, splits, num_warps=4, **shape)
     return out
+
+
+def ragged_attention_(
+    out: Tensor,
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """The operator. Sizes are on the device, so an even share and the whole width are expected."""
+    if table.numel() == 0:
+        return
+    if query.dtype == torch.float64 or not out.is_contiguous():
+        reference.ragged_attention_(out, query, k_pool, v_pool, table, scale, window, soft_cap, sinks)
+        return
+    bounds = table.contiguous(), -(-query.shape[2] // table.shape[1]), k_pool.shape[2]
+    sinks = None if sinks is None else sinks.contiguous()
+    ragged_attention(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks, out)
 
 
 def _most_queries(device: torch.device, lanes: int, element: int) -> int:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .ragged import Packing
 
 _ELEMENT_SIZES = (1, 2, 4, 8)
-_MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MASK_DTYPES = (torch.bool, *_FLOATS)
 _STEP_WRITES = ("tokens", "new_start", "new_length", "position_ids", "summary")
 
 
@@ -152,25 +153,87 @@ def ragged_attention(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> None:
+    """What is known without the operator's table."""
+    _need("query", query, [1, "Hq", len(packing), "D"], query.device, query.dtype)
+    _need_attention(query, k_pool, v_pool, window, soft_cap, sinks)
+    if packing.last_slot >= k_pool.shape[0] or packing.longest > k_pool.shape[2]:
+        _refuse(
+            f"packing ends at slot {packing.last_slot} and column {packing.longest - 1}; "
+            f"need slots 0..{k_pool.shape[0] - 1} and columns 0..{k_pool.shape[2] - 1}"
+        )
+
+
+def ragged_attention_shapes(
+    out: Tensor,
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    if query.dtype not in _FLOATS:
+        _refuse(f"query is {query.dtype}; need float16, bfloat16, float32 or float64")
+    _need("query", query, [1, "Hq", "N", "D"], query.device, query.dtype)
+    _need_attention(query, k_pool, v_pool, window, soft_cap, sinks)
+    _need("out", out, [1, query.shape[2], query.shape[1], v_pool.shape[3]], query.device, query.dtype)
+    _need("table", table, [4, "S"], query.device)
+
+
+def ragged_attention_memory(
+    out: Tensor,
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    read = [("query", query), ("k_pool", k_pool), ("v_pool", v_pool), ("table", table)]
+    _need_disjoint([("out", out)], read if sinks is None else [*read, ("sinks", sinks)])
+    if table.device.type != "cpu":
+        return
+    slot, end, size, first = table
+    exists = size != 0
+    room = (slot >= 0) & (slot < k_pool.shape[0]) & (end <= k_pool.shape[2]) & (size <= end)
+    _need_values(
+        ~exists | (room & (size > 0) & (first >= 0) & (first <= query.shape[2] - size)),
+        lambda s: (
+            f"table[:, {s}] is {table[:, s].tolist()}; need a slot in 0..{k_pool.shape[0] - 1}, an end in "
+            f"0..{k_pool.shape[2]}, a size up to the end, and a first token that leaves room in {query.shape[2]}"
+        ),
+    )
+    # of the segments before
+    last = torch.where(exists, first + size, 0).cummax(0).values.roll(1) if len(size) else size
+    last[:1] = 0
+    _need_values(
+        ~exists | (first >= last),
+        lambda s: f"table[3, {s}] is {first[s].item()}; the segments before it take tokens up to {last[s].item() - 1}",
+    )
+
+
+def _need_attention(
+    query: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None, soft_cap: float | None, sinks: Tensor | None
+) -> None:
     device, dtype = query.device, query.dtype
-    _need("query", query, [1, "Hq", len(packing), "D"], device, dtype)
     _, query_heads, _, dim = query.shape
     _need("k_pool", k_pool, ["W", "H", "C", dim], device, dtype)
     num_slots, heads, capacity, _ = k_pool.shape
     _need("v_pool", v_pool, [num_slots, heads, capacity, "D"], device, dtype)
     if not heads or query_heads % heads:
         _refuse(f"query has {query_heads} heads, k_pool {heads}; need a multiple")
-    if packing.last_slot >= num_slots or packing.longest > capacity:
-        _refuse(
-            f"packing ends at slot {packing.last_slot} and column {packing.longest - 1}; "
-            f"need slots 0..{num_slots - 1} and columns 0..{capacity - 1}"
-        )
     if window is not None and window < 1:
         _refuse(f"window is {window}; need at least 1, or None for full attention")
     if soft_cap is not None and soft_cap <= 0:
         _refuse(f"soft_cap is {soft_cap}; need more than 0, or None for no cap")
     if sinks is not None:
         _need("sinks", sinks, [query_heads], device, sinks.dtype)
+        if sinks.dtype not in _FLOATS:
+            _refuse(f"sinks is {sinks.dtype}; need float16, bfloat16, float32 or float64")
 
 
 class StepArguments(NamedTuple):

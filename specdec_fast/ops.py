@@ -1,4 +1,4 @@
-"""The commit of a padded round, and the scatter of the ragged layout, as single operators.
+"""The commit of a padded round, and the scatter and the attention of the ragged layout, as single operators.
 
 Registered as ``torch.ops.specdec_fast.*`` with the schemas of ``schemas.inc``. :mod:`specdec_fast.reference` defines
 what they do; :mod:`specdec_fast.backends` says which implementations can run here. All of them write in place, read
@@ -29,9 +29,16 @@ _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
     "gather_realign_": (checks.gather_realign_shapes, checks.gather_realign_memory, reference.gather_realign_),
     "append_kv_": (checks.append_kv_shapes, checks.append_kv_memory, reference.append_kv_),
     "realign_step_": (checks.realign_step_shapes, checks.realign_step_memory, reference.realign_step_),
+    "ragged_attention_": (
+        checks.ragged_attention_shapes,
+        checks.ragged_attention_memory,
+        reference.ragged_attention_,
+    ),
 }
 # on a GPU these are the definition, whatever the backend
 _WITHOUT_KERNEL = ("gather_realign_",)
+# the Triton kernel serves these beside the CUDA operators, too
+_WITHOUT_CUDA = ("ragged_attention_",)
 
 
 def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
@@ -217,6 +224,58 @@ def realign_step_(
     # fmt: on
 
 
+def ragged_attention_(
+    out: Tensor,
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """Attention of packed tokens over slots: the token at position p of a row sees positions ``j <= p`` of that row.
+
+    With ``window``, also ``p - j < window``. Sums are float32 or wider, each byte of a row is read once per KV head,
+    and nothing beyond a row's last query. C++ on the CPU, Triton on a GPU, there for float16, bfloat16 and float32.
+
+    Parameters
+    ----------
+    out
+        ``[1, N, Hq, Dv]``, written. Tokens of no segment keep their bytes.
+    query
+        ``[1, Hq, N, D]``, float16, bfloat16, float32 or float64.
+    k_pool, v_pool
+        ``[W, H, C, D]`` and ``[W, H, C, Dv]`` of the query's dtype; H divides Hq.
+    table
+        ``[4, S]`` int64: slot, end, size and first token of each segment, a run of positions of the row in that slot.
+        The tokens of segments are apart and in rising order; a segment of size 0 does not exist. Only on the CPU is
+        that checked.
+    scale
+        What scores are multiplied with.
+    window
+        Sliding window, or ``None``.
+    soft_cap
+        Scores become ``soft_cap * tanh(score / soft_cap)``.
+    sinks
+        ``[Hq]``, a score without a value for each head.
+
+    Examples
+    --------
+    A row of three tokens in slot 1 asks with its newest:
+
+    >>> k_pool, v_pool = torch.zeros(2, 1, 4, 2), torch.arange(16.0).view(2, 1, 4, 2)
+    >>> out, query = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 1, 2)
+    >>> ragged_attention_(out, query, k_pool, v_pool, torch.tensor([[1], [3], [1], [0]]), scale=1.0)
+    >>> out.flatten().tolist()
+    [10.0, 11.0]
+    """
+    _need_no_grad("out and query", (out, query))
+    _need_no_grad("pools", (k_pool, v_pool))
+    torch.ops.specdec_fast.ragged_attention_.default(out, query, k_pool, v_pool, table, scale, window, soft_cap, sinks)
+
+
 def _need_no_grad(name: str, tensors: Sequence[Tensor]) -> None:
     """Compiled operators cannot see it, so it is refused here."""
     for i, x in enumerate(tensors):
@@ -241,7 +300,8 @@ def _triton(name: str) -> Callable[..., None]:
     definition = _OPERATORS[name][2]
     if name in _WITHOUT_KERNEL or not next(b.available for b in backends.available() if b.name == "triton"):
         return definition
-    return getattr(importlib.import_module("specdec_fast.kernels.realign"), name)
+    module = "ragged_attention" if name == "ragged_attention_" else "realign"
+    return getattr(importlib.import_module(f"specdec_fast.kernels.{module}"), name)
 
 
 def _unserved(name: str, backend: str) -> Callable[..., None]:
@@ -266,7 +326,7 @@ def _register() -> torch.library.Library:
         anywhere = _checked(name, definition) if wanted in ("auto", "reference") else _unserved(name, wanted)
         library.impl(name, anywhere, "CompositeExplicitAutograd")
         triton = _checked(name, lambda *args, name=name: _triton(name)(*args))
-        if wanted == "triton" or (wanted == "auto" and not cuda):
+        if wanted == "triton" or (wanted == "auto" and not cuda) or (wanted != "reference" and name in _WITHOUT_CUDA):
             library.impl(name, triton, "CUDA")
         if wanted == "triton" and backends.interprets_triton():
             library.impl(name, triton, "CPU")

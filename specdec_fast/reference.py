@@ -237,6 +237,28 @@ def ragged_attention(
     return out
 
 
+def ragged_attention_(
+    out: Tensor,
+    query: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """:func:`ragged_attention` of the segments that exist: ``table`` ``[4, S]`` holds slot, end, size, first token.
+
+    Segments of size 0 do not exist. Tokens of no segment keep what ``out`` ``[1, N, Hq, D]`` holds.
+    """
+    for slot, end, size, first in table.T.tolist():
+        if size:
+            tokens, segments = slice(first, first + size), [(slot, end - size, size)]
+            own = ragged_attention(query[:, :, tokens], k_pool, v_pool, segments, scale, window, soft_cap, sinks)
+            out[:, tokens] = own
+
+
 def append_tokens_(tokens: Tensor, end: Tensor, committed: Tensor, n_accepted: Tensor) -> None:
     """Write the ``n_accepted_b + 1`` committed tokens of each row at column ``end`` of ``tokens`` ``[B, C]``."""
     offset = torch.arange(tokens.shape[1], device=tokens.device) - end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -68,8 +69,9 @@ def plant_in_attention(monkeypatch, change: Callable[[list[Segment]], list[Segme
     right = attention.ragged_attention
 
     def wrong(query, k_pool, v_pool, packing, *rest):
-        other = copy.copy(packing)
-        other.segments, other.masks = change(packing.segments), {}
+        segments, other = change(packing.segments), copy.copy(packing)
+        firsts = [0, *itertools.accumulate(s.size for s in segments)]
+        other.table = torch.tensor([(s.slot, s.end, s.size, first) for s, first in zip(segments, firsts)]).T
         return right(query, k_pool, v_pool, other, *rest)
 
     monkeypatch.setattr(attention, "ragged_attention", wrong)

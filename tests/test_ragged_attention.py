@@ -1,12 +1,18 @@
 """Ragged attention against dense attention over every row, and what it must never read."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from tiny_models import make_model
 
-from specdec_fast.ragged import Packing, RaggedPool, Segment, rows
+from specdec_fast import backends, checks, ops
+from specdec_fast.ragged import Packing, Segment
 from specdec_fast.ragged.attention import ragged_attention
 
+compiled_only = pytest.mark.skipif(not backends.is_built("_C"), reason="the C++ operators are not built")
 # a prompt, a row without drafts, a verify, a first token, a chunk of a prompt
 SEGMENTS = [Segment(4, 0, 5), Segment(0, 11, 1), Segment(2, 6, 4), Segment(6, 0, 1), Segment(1, 3, 40)]
 CAPACITY = 48
@@ -28,14 +34,26 @@ def make(kv_heads=2, dtype=torch.float64, value_dim=6):
     return query, k_pool, v_pool
 
 
-def attend(query, k_pool, v_pool, **options):
-    packing = Packing(SEGMENTS, [s.size for s in SEGMENTS], query.device)
-    return ragged_attention(query, k_pool, v_pool, packing, 0.3, **options)
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", marks=compiled_only),
+        "reference",
+    ]
+)
+def attend(request):
+    """Attention of ``SEGMENTS`` by the compiled operator or by its definition."""
 
+    def run(query, k_pool, v_pool, **options):
+        packing = Packing(SEGMENTS, [s.size for s in SEGMENTS], query.device)
+        if request.param == "cpu":
+            return ragged_attention(query, k_pool, v_pool, packing, 0.3, **options)
+        out = query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3])
+        rest = (options.get(name) for name in ("window", "soft_cap", "sinks"))
+        definition = ops._checked("ragged_attention_", ops._OPERATORS["ragged_attention_"][2])
+        definition(out, query, k_pool, v_pool, packing.table, 0.3, *rest)
+        return out
 
-@pytest.fixture(params=["auto", "reference"])
-def backend(request, monkeypatch):
-    monkeypatch.setenv("SPECDEC_FAST_BACKEND", request.param)
+    return run
 
 
 def dense(query, k_pool, v_pool, segments, scale, window=None, soft_cap=None, sinks=None):
@@ -59,18 +77,16 @@ def dense(query, k_pool, v_pool, segments, scale, window=None, soft_cap=None, si
     return torch.stack(out)[None]
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_equals_attention_token_by_token(options, kv_heads):
+def test_equals_attention_token_by_token(attend, options, kv_heads):
     query, k_pool, v_pool = make(kv_heads)
     got = attend(query, k_pool, v_pool, **options)
     torch.testing.assert_close(got, dense(query, k_pool, v_pool, SEGMENTS, 0.3, **options), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_nothing_beyond_a_row_is_read(options):
+def test_nothing_beyond_a_row_is_read(attend, options):
     query, k_pool, v_pool = make()
     want = attend(query, k_pool, v_pool, **options)
     window = options.get("window", 99)
@@ -83,9 +99,8 @@ def test_nothing_beyond_a_row_is_read(options):
     assert torch.equal(attend(query, k_pool, v_pool, **options), want)
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_sums_are_float32_or_wider(dtype):
+def test_sums_are_float32_or_wider(attend, dtype):
     query, k_pool, v_pool = make(dtype=dtype)
     got = attend(query, k_pool, v_pool)
     assert got.dtype == dtype
@@ -94,28 +109,62 @@ def test_sums_are_float32_or_wider(dtype):
     torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
 
 
-@torch.no_grad()
-def test_each_byte_of_a_row_is_read_once(monkeypatch):
-    """One row of 2,000 tokens and seven of 100, as attention reads them in one verify."""
-    lengths = [2000, *[100] * 7]
-    model = make_model("llama", seed=1, dtype=torch.float32)
-    pool = RaggedPool(8, [], torch.device("cpu"))
-    follower = pool.follow(model)
-    slots = [pool.lease(torch.full((n,), 5), 4096) for n in lengths]
-    follower.forward([follower.missing(slot) for slot in slots], [1] * 8)
-    read = []
-    inner = rows.scaled_dot_product_attention
-    monkeypatch.setattr(
-        rows, "scaled_dot_product_attention", lambda q, k, v, *a, **kw: read.append((k, v)) or inner(q, k, v, *a, **kw)
-    )
-    pool.select(slots)
-    pool.open_round(4)
-    follower.verify(torch.full((8, 4), 6), [4] * 8)
-    views = [x for pair in read for x in pair]
-    pools = {x.untyped_storage().data_ptr() for x in follower.cache.tensors()}
-    assert {x.untyped_storage().data_ptr() for x in views} == pools, "a row was copied"
-    needed = sum(n + 4 for n in lengths) * follower.cache.bytes_per_column
-    assert sum(x.numel() * x.element_size() for x in views) <= 1.05 * needed
+COMPARE_WITH_THE_DEFINITION = """
+import sys, torch
+from gpu import gates
+from gpu.attention_cases import cases, telling
+from specdec_fast.ragged.attention import ragged_attention
+check = lambda case: case.check(
+    ragged_attention(case.query, case.k_pool, case.v_pool, case.packing, case.scale, **case.options)
+)
+for dtype in (torch.float16, torch.bfloat16, torch.float32):
+    for case in telling(dtype):
+        check(case)
+gates.for_each(cases(longest=700), int(sys.argv[1]), check)
+"""
+
+
+@compiled_only
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_parity_at_every_vector_width(capability, count):
+    code = [sys.executable, "-c", COMPARE_WITH_THE_DEFINITION, str(count)]
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(Path(__file__).parent)}
+    run = subprocess.run(code, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+ATTEND_BESIDE_FORBIDDEN_MEMORY = """
+import ctypes, mmap, sys, torch
+from specdec_fast import ops
+lengths, beyond = [2000, *[100] * 7], int(sys.argv[1])
+heads, columns, dim, page, no_access = 2, 4096, 64, mmap.PAGESIZE, 0
+pools = []
+for _ in range(2):
+    memory = mmap.mmap(-1, len(lengths) * heads * columns * dim * 4)
+    pool = torch.frombuffer(memory, dtype=torch.float32).view(len(lengths), heads, columns, dim)
+    for slot, length in enumerate(lengths):
+        for head in range(heads):
+            first = -(-length * dim * 4 // page) * page
+            address, size = pool[slot, head].data_ptr() + first, columns * dim * 4 - first
+            assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), no_access)
+    pools.append(pool)
+readable = sum(-(-n * dim * 4 // page) * page for n in lengths)
+assert readable <= 1.05 * sum(lengths) * dim * 4
+ends = [n + beyond * (page // dim // 4) for n in lengths]
+table = torch.tensor([list(range(8)), ends, [5] * 8, list(range(0, 40, 5))])
+query = torch.randn(1, 2 * heads, 40, dim)
+ops.ragged_attention_(torch.empty(1, 40, 2 * heads, dim), query, *pools, table, 0.1)
+"""
+
+
+@compiled_only
+@pytest.mark.parametrize(("beyond", "signal"), [(0, 0), (1, -11)])
+def test_one_row_of_2000_tokens_and_seven_of_100_are_read_to_their_lengths(beyond, signal):
+    # at most 5 % more can be read: whoever reads beyond dies of signal 11
+    code = [sys.executable, "-c", ATTEND_BESIDE_FORBIDDEN_MEMORY, str(beyond)]
+    run = subprocess.run(code, capture_output=True)
+    assert run.returncode == signal, run.stderr.decode()
 
 
 REFUSED = {
@@ -131,15 +180,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("message", REFUSED)
-def test_misuse_is_refused_by_name(message):
+def test_misuse_is_refused_before_a_launch(message):
     tensors, options = REFUSED[message](*make())
+    packing = Packing(SEGMENTS, [s.size for s in SEGMENTS], torch.device("cpu"))
     with pytest.raises(RuntimeError, match=message):
-        attend(*tensors, **options)
-
-
-def test_a_backend_that_was_asked_for_is_not_replaced(monkeypatch):
-    monkeypatch.setenv("SPECDEC_FAST_BACKEND", "triton")
-    with pytest.raises(RuntimeError, match=r"float64 on cpu, which SPECDEC_FAST_BACKEND=triton does not serve"):
-        attend(*make())
+        checks.ragged_attention(*tensors, packing, *(options.get(name) for name in ("window", "soft_cap", "sinks")))

@@ -80,11 +80,3 @@ def test_only_the_ragged_layout_is_compiled():
     model = make_model("llama", seed=2)
     with pytest.raises(InputError, match="compile=True needs layout='ragged', got layout='padded'"):
         EQSpec(model, model, compile=True)
-
-
-@pytest.mark.parametrize("options", [(0.3, None, None, None), (0.3, 4, 2.0, torch.ones(4, dtype=torch.float64))])
-def test_the_operator_keeps_its_promises_to_the_compiler(options):
-    query, pool = torch.randn(1, 4, 10, 8).double(), torch.randn(4, 2, 16, 8).double()
-    table = torch.tensor([[2, 0, 3, 0], [9, 4, 1, 0], [5, 4, 1, 0], [0, 5, 9, 10]])
-    arguments = (query, pool, pool + 1, table, *options)
-    torch.library.opcheck(torch.ops.specdec_fast.ragged_attention.default, arguments)

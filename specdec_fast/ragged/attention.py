@@ -11,10 +11,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .. import backends, checks, compat, reference
-from . import rows
+from .. import backends, checks, compat, ops
 from .cache import RaggedCache
-from .packing import Packing, Segment
+from .packing import Packing
 
 NAME = "specdec_fast"
 # of the Triton kernel
@@ -56,9 +55,6 @@ def attend(
     if (key.shape[0], key.shape[2], query.shape[2]) != (cache.num_slots, cache.capacity, len(cache.packing)):
         raise RuntimeError(f"{type(module).__name__} attends to keys that did not come from its cache")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if torch.compiler.is_compiling():
-        arguments = query, key, value, cache.packing.table, scale, sliding_window, softcap, s_aux
-        return torch.ops.specdec_fast.ragged_attention.default(*arguments), None
     return ragged_attention(query, key, value, cache.packing, scale, sliding_window, softcap, s_aux), None
 
 
@@ -72,41 +68,27 @@ def ragged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of the packed tokens; :func:`specdec_fast.reference.ragged_attention` explains the arguments.
-
-    On a GPU, float16, bfloat16 and float32 run in one Triton kernel. Where there is none, and on the CPU, every row is
-    a call of PyTorch's attention, unless there is a soft cap or sinks: those are left to the definition.
+    """Attention of the packed tokens; :func:`specdec_fast.ops.ragged_attention_` explains the arguments.
 
     Raises:
         RuntimeError: tensors do not fit each other, or are not what the backend that was asked for serves.
     """
-    checks.ragged_attention(query, k_pool, v_pool, packing, window, soft_cap, sinks)
-    wanted = backends.requested()
-    if wanted == "triton" or (wanted == "auto" and query.is_cuda and query.dtype in _DTYPES and _triton()):
+    kernel = None if torch.compiler.is_compiling() else _kernel(query)
+    if kernel is not None:
+        # what is known on the host makes a better launch than the operator's table
+        checks.ragged_attention(query, k_pool, v_pool, packing, window, soft_cap, sinks)
         bounds = packing.table, packing.most_tokens, packing.longest
-        return _in_triton(query, k_pool, v_pool, bounds, scale, window, soft_cap, sinks)
-    if wanted != "reference" and soft_cap is None and sinks is None:
-        return rows.attention(query, k_pool, v_pool, packing, scale, window)
-    return reference.ragged_attention(query, k_pool, v_pool, packing.segments, scale, window, soft_cap, sinks)
+        return kernel(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
+    out = query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3])
+    ops.ragged_attention_(out, query, k_pool, v_pool, packing.table, scale, window, soft_cap, sinks)
+    return out
 
 
-def _in_triton(
-    query: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    bounds: tuple[Tensor, int, int],
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    kernel = _triton()
-    if kernel is None or query.dtype not in _DTYPES or not (query.is_cuda or backends.interprets_triton()):
-        raise RuntimeError(
-            f"ragged_attention got {query.dtype} on {query.device}, which {backends.VARIABLE}=triton does not serve; "
-            "it serves float16, bfloat16 and float32 on a GPU"
-        )
-    return kernel(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
+def _kernel(query: Tensor) -> Callable[..., Tensor] | None:
+    """The Triton kernel, if it is what serves ``query``."""
+    wanted = backends.requested()
+    serves = wanted == "triton" or (query.is_cuda and wanted != "reference")
+    return _triton() if serves and query.dtype in _DTYPES else None
 
 
 @functools.cache
@@ -117,41 +99,4 @@ def _triton() -> Callable[..., Tensor] | None:
     return None
 
 
-def _of_table(
-    query: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    table: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """:func:`ragged_attention` of the segments in ``table`` ``[4, S]``, where those of size 0 do not exist."""
-    if query.is_cuda:
-        # sizes are on the device, so an even share and the whole width are expected
-        bounds = table, -(-query.shape[2] // table.shape[1]), k_pool.shape[2]
-        return _in_triton(query, k_pool, v_pool, bounds, scale, window, soft_cap, sinks)
-    segments = [Segment(slot, end - size, size) for slot, end, size, _ in table.T.tolist() if size]
-    packing = Packing(segments, [0] * len(segments), table.device)
-    return ragged_attention(query, k_pool, v_pool, packing, scale, window, soft_cap, sinks)
-
-
-def _register() -> torch.library.Library:
-    """The operator that stands for attention in compiled forwards."""
-    library = torch.library.Library("specdec_fast", "FRAGMENT")
-    library.define(
-        "ragged_attention(Tensor query, Tensor k_pool, Tensor v_pool, Tensor table, float scale, int? window, "
-        "float? soft_cap, Tensor? sinks) -> Tensor"
-    )
-    library.impl("ragged_attention", _of_table, "CompositeExplicitAutograd")
-    torch.library.register_fake(
-        "specdec_fast::ragged_attention",
-        lambda query, k_pool, v_pool, *_: query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3]),
-        lib=library,
-    )
-    return library
-
-
-_library = _register()
 compat.register_attention(NAME, attend)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..errors import InputError
 
@@ -37,14 +36,12 @@ class Packing:
         table: ``[4, S]`` int64: slot, end, size and first packed token of each segment.
         most_tokens, longest, last_slot: the most tokens of a segment, the last end of one, and the last slot.
         kept: int64 indices of the tokens whose logits are wanted, or ``None`` for all of them.
-        masks: what attention prepared in the first layer for those after it.
     """
 
     def __init__(self, segments: Sequence[Segment], keep: Sequence[int], device: torch.device):
         if len({s.slot for s in segments}) != len(segments) or any(s.size < 1 for s in segments):
             raise InputError(f"segments={segments}: need at least one token each, and one segment for a slot")
         self.segments = segments
-        self.masks: dict[Hashable, Tensor] = {}
         rows = [s.slot for s in segments for _ in range(s.size)]
         positions = [p for s in segments for p in range(s.start, s.end)]
         sizes = [s.size for s in segments]
