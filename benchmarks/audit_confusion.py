@@ -32,6 +32,7 @@ from specdec_fast.audit.probed import ProbedRun
 from specdec_fast.audit.runner import Judge, decode
 from specdec_fast.audit.setting import Setting
 from specdec_fast.audit.strategies import CORRECT, FAULTS, MaskedHoles
+from specdec_fast.audit.strategies.correct import PaddedEQSpec
 from specdec_fast.audit.strategies.holes import HoleBatch
 from specdec_fast.prompts import pad_left
 
@@ -182,8 +183,9 @@ def struck(case: Case) -> tuple[bool, bool]:
     """Whether the fault changed a forward pass of the target, and whether it changed an answer."""
     if case.decoder is None or not (case.kinds or case.suspects):
         return False, False
-    holes = issubclass(case.decoder.batch_type or EQSpec, HoleBatch)
-    *right, right_rows = trace(case, MaskedHoles if holes else EQSpec)
+    assert case.decoder.batch_type
+    holes = issubclass(case.decoder.batch_type, HoleBatch)
+    *right, right_rows = trace(case, MaskedHoles if holes else PaddedEQSpec)
     *found, found_rows = trace(case, case.decoder)
     # a run that ends early has made no pass that is wrong
     same = len(found) <= len(right) and all(torch.equal(a, b) for a, b in zip(right, found))

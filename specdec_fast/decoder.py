@@ -10,7 +10,7 @@ from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
 from .drafters import Drafter, ModelDrafter
 from .errors import InputError
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, fastest_layout
 
 
 class Decoder:
@@ -20,7 +20,8 @@ class Decoder:
         target: any Hugging Face causal LM with attention layers only.
         draft: a :class:`~specdec_fast.drafters.Drafter`, or a draft model.
         num_draft_tokens: most drafts per row and round (K).
-        layout: where rows keep their KV, one of ``LAYOUTS``.
+        layout: where rows keep their KV, one of ``LAYOUTS``; ``None`` takes
+            :func:`~specdec_fast.layouts.fastest_layout`.
         acceptance: how drafts are judged; greedy by default.
 
     Raises:
@@ -34,16 +35,16 @@ class Decoder:
         draft: Drafter | PreTrainedModel,
         *,
         num_draft_tokens: int,
-        layout: str,
+        layout: str | None,
         acceptance: Acceptance | None,
     ):
         if not isinstance(num_draft_tokens, int) or num_draft_tokens < 1:
             raise InputError(f"num_draft_tokens={num_draft_tokens!r}: need an integer of at least 1")
-        if layout not in LAYOUTS:
-            raise InputError(f"layout={layout!r}: accepted are {', '.join(map(repr, LAYOUTS))}")
-        self.layout = layout
-        self.target, self.traits = target, compat.model_traits(target, layout)
+        if layout not in (None, *LAYOUTS):
+            raise InputError(f"layout={layout!r}: accepted are None, {', '.join(map(repr, LAYOUTS))}")
         self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
+        self.layout = layout or fastest_layout([target, *self.drafter.models])
+        self.target, self.traits = target, compat.model_traits(target, self.layout)
         self.drafter.check(target)
         self.num_draft_tokens = num_draft_tokens
         self.acceptance = acceptance or GreedyAcceptance()

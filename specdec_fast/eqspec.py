@@ -31,6 +31,7 @@ class EQSpec(Decoder):
         num_draft_tokens: most drafts per row and round (K).
         layout: where rows keep their KV. ``"padded"``: rows share a right edge and are realigned every round.
             ``"ragged"``: every row has a length of its own, nothing moves, and only real tokens are computed.
+            ``None`` takes :func:`~specdec_fast.layouts.fastest_layout`.
         acceptance: how drafts are judged; greedy by default.
         compile: run the models of the ragged layout under ``torch.compile``, each forward as one graph. Up to a quarter
             more tokens are then computed, so that forwards have few shapes.
@@ -53,14 +54,16 @@ class EQSpec(Decoder):
         draft: Drafter | PreTrainedModel,
         *,
         num_draft_tokens: int = 5,
-        layout: str = "padded",
+        layout: str | None = None,
         acceptance: Acceptance | None = None,
         compile: bool = False,
     ):
+        own = type(self).batch_type
+        layout = own.layout if own else layout
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
-        if compile and layout != "ragged":
-            raise InputError(f"compile=True needs layout='ragged', got layout={layout!r}")
-        self.open_batch: type[Batch] = type(self).batch_type or (CompiledBatch if compile else LAYOUTS[layout])
+        if compile and self.layout != "ragged":
+            raise InputError(f"compile=True needs layout='ragged', got layout={self.layout!r}")
+        self.open_batch: type[Batch] = own or (CompiledBatch if compile else LAYOUTS[self.layout])
 
     @torch.no_grad()
     def generate(

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from . import compat
 from .batch import Batch
+from .errors import UnsupportedModelError
 from .padded import PaddedBatch
 from .ragged import RaggedBatch
 
 LAYOUTS: dict[str, type[Batch]] = {kind.layout: kind for kind in (PaddedBatch, RaggedBatch)}
+
+
+def fastest_layout(models: Sequence[PreTrainedModel]) -> str:
+    """``"ragged"`` where it was measured to be faster, on CPUs, and can serve all ``models``; else ``"padded"``."""
+    if any(model.device.type != "cpu" for model in models):
+        return "padded"
+    try:
+        for model in models:
+            compat.model_traits(model, "ragged")
+    except UnsupportedModelError:
+        return "padded"
+    return "ragged"

@@ -74,7 +74,7 @@ def self_check(model: PreTrainedModel, layout: str, longest: int) -> None:
         raise UnsupportedModelError(
             f"{name} failed the self-check of the {layout} layout: relative logit difference {difference:.1e} to its "
             f"own single-row forward, rounding explains {allowed:.1e}; outputs would be silently wrong, so it is "
-            "refused"
+            "refused" + ("; layout='padded' may serve it" if layout == "ragged" else "")
         )
     done[layout, attention] = width
 

@@ -41,7 +41,7 @@ def audit(candidate, setting, batch_size=3):
     return judge.run(Run("candidate", batch_size), candidate, ordered)
 
 
-@pytest.mark.parametrize("name", ["autoregressive", "exspec", "eqspec-ragged", *CORRECT])
+@pytest.mark.parametrize("name", ["autoregressive", "exspec", "eqspec", "eqspec-ragged", *CORRECT])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_correct_strategy_is_clean(family, name):
     setting = make_setting(family)

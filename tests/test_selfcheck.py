@@ -10,7 +10,7 @@ from tiny_models import greedy_oracle, make_model, make_prompts
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
-from specdec_fast.layouts import LAYOUTS
+from specdec_fast.layouts import LAYOUTS, fastest_layout
 from specdec_fast.ragged import Packing, attention
 
 TINY = {
@@ -57,7 +57,7 @@ def test_attention_that_takes_no_4d_mask_is_refused():
     model = make_model("llama", seed=0)
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UnsupportedModelError, match=r"flash_attention_2.*sdpa, eager"):
-        EQSpec(model, NgramDrafter())
+        EQSpec(model, NgramDrafter(), layout="padded")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,13 @@ def test_attention_that_takes_no_4d_mask_is_refused():
 def test_attention_that_cannot_be_replaced_is_refused_by_the_ragged_layout(name, extra):
     with pytest.raises(UnsupportedModelError, match=f"{name}.*AttentionInterface.*use layout='padded'"):
         EQSpec(build(name, **extra), NgramDrafter(), layout="ragged")
+
+
+def test_the_default_layout_serves_target_and_draft():
+    free, fixed = make_model("llama", seed=0), build("Bloom", n_layer=2, n_head=2)
+    assert EQSpec(free, NgramDrafter()).layout == "ragged"
+    assert EQSpec(fixed, NgramDrafter()).layout == "padded"
+    assert fastest_layout([free, fixed]) == fastest_layout([free.to("meta")]) == "padded"
 
 
 # architectures that no code of this package names

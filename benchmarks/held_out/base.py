@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from specdec_fast import EQSpec
 from specdec_fast.audit.probe.violation import Kind
+from specdec_fast.audit.strategies.correct import PaddedEQSpec
 
 Suspect = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
 
 
-class HeldOut(EQSpec):
+class HeldOut(PaddedEQSpec):
     """A fault and the right findings about it.
 
     Attributes:

@@ -30,6 +30,8 @@ using torch::headeronly::Half;
 constexpr int64_t kTile = 64;
 // Vectors for each query that registers hold.
 constexpr int64_t kGroup = 4;
+// Tokens of a piece of a long segment: pieces run in parallel, and the queries of one fit into a cache.
+constexpr int64_t kPiece = 64;
 // Multiply-adds below which another thread costs more than it saves.
 constexpr int64_t kGrain = 1 << 17;
 
@@ -91,7 +93,8 @@ SPECDEC_FAST_INLINE float exponential(float x) {
 }
 SPECDEC_FAST_INLINE double exponential(double x) { return std::exp(x); }
 
-// Lane of vectors a, b (counted on) that goes to `lane` when bit kStep of row and lane change places.
+// Which lane of two rows, those of the second counted after those of the first, goes to `lane` of the first or second
+// when bit kStep of row and lane change places.
 template <int kStep, bool kSecond>
 constexpr int exchanged(int lane, int size) {
   if (kSecond) return lane & kStep ? size + lane : lane + kStep;
@@ -182,7 +185,7 @@ SPECDEC_FAST_INLINE void score(Queries<typename S::Wide>& q, int64_t i) {
 
 // sums[i] += scores[i, first:last] . values for `kCount` queries from `i` on.
 template <int kCount, class S>
-SPECDEC_FAST_INLINE void gather(Queries<typename S::Wide>& q, int64_t i, int64_t first, int64_t last) {
+SPECDEC_FAST_INLINE void add_values(Queries<typename S::Wide>& q, int64_t i, int64_t first, int64_t last) {
   const typename S::Wide* weights = &q.scores[i * kTile];
   for (int64_t lane = 0; lane < q.value_lanes; lane += kGroup * S::lanes) {
     typename S::Vector sums[kCount][kGroup];
@@ -248,7 +251,7 @@ SPECDEC_FAST_INLINE void attend_segment(const Problem& p, const Segment& segment
     const auto attend_from = [&](int64_t i, auto count) __attribute__((always_inline)) {
       score<count, S>(q, i);
       for (int c = 0; c < count; ++c) weigh(q, i + c, first_seen(i + c), last_seen(i + c), Wide(p.soft_cap));
-      gather<count, S>(q, i, first_seen(i), last_seen(i + count - 1));
+      add_values<count, S>(q, i, first_seen(i), last_seen(i + count - 1));
     };
     int64_t i = begin;
     for (; i + S::queries <= end; i += S::queries) attend_from(i, std::integral_constant<int, S::queries>());
@@ -312,7 +315,7 @@ double value_of(const Tensor& x, int64_t i) {
   }
 }
 
-// The segments that exist.
+// The segments that exist, long ones in pieces.
 std::vector<Segment> segments_of(const Tensor& table, int64_t slots, int64_t capacity, int64_t tokens) {
   const View rows(table);
   std::vector<Segment> segments;
@@ -326,7 +329,8 @@ std::vector<Segment> segments_of(const Tensor& table, int64_t slots, int64_t cap
              ", an end in 0..", capacity, ", a size up to the end, and a first token that leaves room in ", tokens);
     if (first < taken)
       refuse("table[3, ", s, "] is ", first, "; the segments before it take tokens up to ", taken - 1);
-    segments.push_back({slot, end - size, end, first});
+    for (int64_t n = 0; n < size; n += kPiece)
+      segments.push_back({slot, end - size + n, end - size + std::min(size, n + kPiece), first + n});
     taken = first + size;
   }
   return segments;

@@ -22,7 +22,8 @@ from ..result import GenerationResult, RowResult
 from .setting import Setting
 from .strategies import STRATEGIES
 
-NAMES = ("autoregressive", "exspec", "eqspec-ragged", *STRATEGIES)
+_LAYOUTS = {"eqspec": None, "eqspec-ragged": "ragged"}
+NAMES = ("autoregressive", "exspec", *_LAYOUTS, *STRATEGIES)
 Foreign = Callable[..., Tensor]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -46,11 +47,14 @@ def resolve(name: str, setting: Setting) -> Candidate:
         return _own(partial(autoregressive.generate, setting.target), setting)
     if name == "exspec":
         return _exspec(setting)
-    if name == "eqspec-ragged":
-        ragged = EQSpec(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens, layout="ragged")
-        return _own(ragged.generate, setting)
-    if name in STRATEGIES:
-        decoder = STRATEGIES[name](setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
+    if name in _LAYOUTS or name in STRATEGIES:
+        kind = STRATEGIES.get(name, EQSpec)
+        decoder = kind(
+            setting.target,
+            setting.drafter,
+            num_draft_tokens=setting.num_draft_tokens,
+            layout=_LAYOUTS.get(name),
+        )
         return _own(decoder.generate, setting)
     if ":" in name:
         return foreign(_import(name), setting, name)

@@ -69,6 +69,10 @@ class _Recorder(Drafter, DraftRun):
         self.drafter = drafter
         self.rounds: list[list[int]] = []
 
+    @property
+    def models(self) -> Sequence[PreTrainedModel]:
+        return self.drafter.models
+
     def check(self, target: PreTrainedModel) -> None:
         self.drafter.check(target)
 

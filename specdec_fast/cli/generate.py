@@ -50,9 +50,8 @@ class Options:
 
     @property
     def kv_layout(self) -> Layout | None:
-        """Where rows keep their KV; None where transformers decides."""
-        defaults: dict[Method, Layout] = {"eqspec": "padded", "exspec": "ragged"}
-        return self.layout or defaults.get(self.method)
+        """Where rows keep their KV; None where the decoder decides."""
+        return self.layout or ("ragged" if self.method == "exspec" else None)
 
 
 def generate(
@@ -66,7 +65,7 @@ def generate(
     ] = "eqspec",
     layout: Annotated[
         Layout | None,
-        typer.Option(help="Where rows keep their KV.", show_default="padded for eqspec, ragged for exspec"),
+        typer.Option(help="Where rows keep their KV.", show_default="ragged on a CPU and for exspec, else padded"),
     ] = None,
     window: Annotated[
         int | None, typer.Option(min=1, help="Rows under way, exspec only.", show_default="4 times the batch size")
@@ -153,7 +152,7 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
     }
     if options.method != "autoregressive":
         keys = ("draft", "num_draft_tokens", "window", "policy")
-        settings |= {key: getattr(options, key) for key in keys} | {"layout": options.kv_layout}
+        settings |= {key: getattr(options, key) for key in keys} | {"layout": options.kv_layout or "auto"}
     return Journal(options.output, prompts, settings, resume=options.resume)
 
 
@@ -164,7 +163,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
 
         rows.finish()
         screen.message(f"nothing to do: {options.output} has a row for each of the {len(prompts)} prompts")
-        _write_stats(options, GenerationStats(), None, rows, [])
+        _write_stats(options, GenerationStats(), None, rows, [], options.kv_layout)
         return not _any_failed(rows)
     job = _Job(options, prompts, rows, screen)
     stats = job.decode()
@@ -177,7 +176,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
     display.print_summary(stats, len(ordered), rows.resumed)
     if report:
         display.print_check(report)
-    _write_stats(options, stats, report, rows, job.requests)
+    _write_stats(options, stats, report, rows, job.requests, job.layout)
     return not _any_failed(rows) and (report is None or report.mismatches == 0)
 
 
@@ -194,6 +193,7 @@ class _Job:
         check_lengths = options.method != "exspec"
         self.work = Workload(prompts, options, screen.message, check_lengths=check_lengths)
         self.requests: list[dict[str, Any]] = []
+        self.layout: str | None = options.kv_layout
 
     def decode(self) -> GenerationStats:
         """Continue every prompt that misses its row; recorded rows stay as they are."""
@@ -266,8 +266,9 @@ class _Job:
             self.work.target,
             self.work.drafter(self.options.draft),
             num_draft_tokens=self.options.num_draft_tokens,
-            layout=self.options.kv_layout or "padded",
+            layout=self.options.kv_layout,
         )
+        self.layout = decoder.layout
         return partial(decoder.generate, **self.work.limits)
 
     def _decode_batch(
@@ -291,7 +292,12 @@ class _Job:
 
 
 def _write_stats(
-    options: Options, stats: GenerationStats, report: Report | None, rows: Rows, requests: list[dict[str, Any]]
+    options: Options,
+    stats: GenerationStats,
+    report: Report | None,
+    rows: Rows,
+    requests: list[dict[str, Any]],
+    layout: str | None,
 ) -> None:
     if options.stats is None:
         return
@@ -302,7 +308,7 @@ def _write_stats(
         **{key: getattr(stats, key) for key in counters + more},
         **{key: getattr(report, key, None) for key in matches},
         "resumed_rows": rows.resumed,
-        "layout": options.kv_layout,
+        "layout": layout,
     }
     if options.method == "exspec":
         record["requests"] = requests

@@ -43,6 +43,11 @@ class DraftRun(ABC):
 class Drafter(ABC):
     """Proposes tokens for the rows of a batch; what it remembers of one batch lives in a :class:`DraftRun`."""
 
+    @property
+    def models(self) -> Sequence[PreTrainedModel]:
+        """Models whose KV caches follow the batch."""
+        return ()
+
     def check(self, target: PreTrainedModel) -> None:
         """Raise :class:`~specdec_fast.errors.InputError` if this drafter cannot draft for ``target``."""
 

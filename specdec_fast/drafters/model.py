@@ -42,6 +42,10 @@ class ModelDrafter(Drafter):
         self.tokenizer = tokenizer
         self.target_tokenizer = target_tokenizer
 
+    @property
+    def models(self) -> Sequence[PreTrainedModel]:
+        return (self.model,)
+
     def check(self, target: PreTrainedModel) -> None:
         if self.model.device != target.device:
             raise InputError(

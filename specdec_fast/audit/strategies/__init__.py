@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...eqspec import EQSpec
-from .correct import BatchExpansion, MaskedHoles, Rollback
+from .correct import BatchExpansion, MaskedHoles, PaddedEQSpec, Rollback
 from .faults import (
     BSP,
     DSD,
@@ -22,7 +22,7 @@ from .faults import (
 )
 
 CORRECT: dict[str, type[EQSpec]] = {
-    "eqspec": EQSpec,
+    "eqspec-padded": PaddedEQSpec,
     "holes": MaskedHoles,
     "rollback": Rollback,
     "expansion": BatchExpansion,

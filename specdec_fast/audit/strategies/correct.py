@@ -15,13 +15,19 @@ from ...prompts import pad_left
 from .holes import HoleBatch
 
 
+class PaddedEQSpec(EQSpec):
+    """EQSPEC on the padded layout."""
+
+    batch_type = PaddedBatch
+
+
 class MaskedHoles(EQSpec):
     """Nothing moves; rejected drafts stay behind as masked columns, and the cache grows by K + 1 a round."""
 
     batch_type = HoleBatch
 
 
-class Rollback(EQSpec):
+class Rollback(PaddedEQSpec):
     """Every row keeps only as many drafts as the worst row of the batch, so the batch stays rectangular: slow."""
 
     def __init__(self, *args, **kwargs):

@@ -16,15 +16,15 @@ from torch import Tensor
 from ... import reference
 from ...acceptance import GreedyAcceptance
 from ...drafters import DraftRun, ModelDrafter
-from ...eqspec import EQSpec
 from ...errors import InputError
 from ...padded import MaskKind, PaddedBatch
 from ..diagnosis import Suspected
 from ..probe.violation import Kind
+from .correct import PaddedEQSpec
 from .holes import HoleBatch
 
 
-class Fault(EQSpec):
+class Fault(PaddedEQSpec):
     """A decoder that is known to be wrong."""
 
     kinds: tuple[Kind, ...] = ()
