@@ -219,7 +219,7 @@ inline void check_attention(const Attention& a) {
   if (heads == 0 || query_heads % heads)
     refuse("query has ", query_heads, " heads, k_pool ", heads, "; need a multiple");
   if (a.window && *a.window < 1) refuse("window is ", *a.window, "; need at least 1, or None for full attention");
-  if (a.soft_cap && *a.soft_cap <= 0) refuse("soft_cap is ", *a.soft_cap, "; need more than 0, or None for no cap");
+  if (a.soft_cap && !(*a.soft_cap > 0)) refuse("soft_cap is ", *a.soft_cap, "; need more than 0, or None for no cap");
   if (a.sinks) {
     need("sinks", *a.sinks, {query_heads}, device, a.sinks->scalar_type());
     if (!is_float(a.sinks->scalar_type()))

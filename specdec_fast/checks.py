@@ -228,7 +228,7 @@ def _need_attention(
         _refuse(f"query has {query_heads} heads, k_pool {heads}; need a multiple")
     if window is not None and window < 1:
         _refuse(f"window is {window}; need at least 1, or None for full attention")
-    if soft_cap is not None and soft_cap <= 0:
+    if soft_cap is not None and not soft_cap > 0:
         _refuse(f"soft_cap is {soft_cap}; need more than 0, or None for no cap")
     if sinks is not None:
         _need("sinks", sinks, [query_heads], device, sinks.dtype)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
-from .errors import UnsupportedModelError
+from .errors import InputError, UnsupportedModelError
 
 _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+# models may share a config, so all of them take turns
+_switched = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -130,16 +134,17 @@ def attention_configs(model: PreTrainedModel) -> list:
 
 @contextmanager
 def attention_set(configs: list, name: str) -> Iterator[None]:
-    """Run with another attention implementation, and put the former one back."""
-    former = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            # the public setter would also reach sub-configs, whose own value is then lost
-            config._attn_implementation_internal = name
-        yield
-    finally:
-        for config, own in zip(configs, former, strict=True):
-            config._attn_implementation_internal = own
+    """Run with another attention implementation, and put the former one back; one thread at a time."""
+    with _switched:
+        former = [config._attn_implementation for config in configs]
+        try:
+            for config in configs:
+                # the public setter would also reach sub-configs, whose own value is then lost
+                config._attn_implementation_internal = name
+            yield
+        finally:
+            for config, own in zip(configs, former, strict=True):
+                config._attn_implementation_internal = own
 
 
 def call(
@@ -197,13 +202,17 @@ def window_sizes(model: PreTrainedModel) -> list[int]:
     return [v for k, v in config.items() if ("window" in k or "chunk" in k) and type(v) is int and v > 0]
 
 
-def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | None) -> list[int]:
+def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Tensor | None) -> list[int]:
     """EOS ids as a list; ``None`` means the model's generation config."""
     if eos_token_id is None:
         eos_token_id = model.generation_config.eos_token_id
     if eos_token_id is None:
         return []
-    return [eos_token_id] if isinstance(eos_token_id, int) else [int(i) for i in eos_token_id]
+    given = eos_token_id.tolist() if isinstance(eos_token_id, torch.Tensor) else eos_token_id
+    ids: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if not all(type(i) is int and 0 <= i < 2**63 for i in ids):
+        raise InputError(f"eos_token_id={eos_token_id!r}: need a token id, or several, as integers of at least 0")
+    return ids
 
 
 def pad_id(model: PreTrainedModel, pad_token_id: int | None, stop_ids: list[int]) -> int:

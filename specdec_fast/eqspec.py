@@ -14,7 +14,7 @@ from .acceptance import Acceptance
 from .batch import Batch
 from .decoder import Decoder
 from .drafters import Drafter, Drafts
-from .errors import InputError
+from .errors import InputError, UnsupportedModelError
 from .layouts import LAYOUTS
 from .ragged import CompiledBatch
 from .result import GenerationResult, GenerationStats, RowResult
@@ -59,7 +59,8 @@ class EQSpec(Decoder):
         compile: bool = False,
     ):
         own = type(self).batch_type
-        layout = own.layout if own else layout
+        layout = own.layout if own else "ragged" if compile and layout is None else layout
+        self._may_fall_back = layout is None
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
         if compile and self.layout != "ragged":
             raise InputError(f"compile=True needs layout='ragged', got layout={self.layout!r}")
@@ -98,7 +99,9 @@ class EQSpec(Decoder):
         began = time.perf_counter()
         lengths = self._check_input(input_ids, attention_mask, max_new_tokens)
         stop_ids = compat.eos_ids(self.target, eos_token_id)
-        self_check(self.target, self.open_batch.layout, max(lengths) + max_new_tokens)
+        longest = max(lengths) + max_new_tokens
+        self._settle_layout(longest)
+        self_check(self.target, self.open_batch.layout, longest)
         prompts = [ids[-n:] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
         run = _Run(self, input_ids, prompts, max_new_tokens, stop_ids)
         run.on_finish = on_finish
@@ -116,6 +119,16 @@ class EQSpec(Decoder):
         new = [row.result.token_ids + [pad] * (width - len(row.result.token_ids)) for row in run.rows]
         sequences = torch.cat([input_ids, input_ids.new_tensor(new)], 1)
         return GenerationResult(sequences, [row.result for row in run.rows], run.stats)
+
+    def _settle_layout(self, longest: int) -> None:
+        """Where the layout was left to us, take the padded one if a model fails the other's self-check."""
+        if self._may_fall_back and self.layout == "ragged":
+            try:
+                for model in (self.target, *self.drafter.models):
+                    self_check(model, self.layout, longest)
+            except UnsupportedModelError:
+                self.layout, self.open_batch = "padded", LAYOUTS["padded"]
+                self.traits = compat.model_traits(self.target, self.layout)
 
     def _check_input(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int) -> list[int]:
         """Content length of each row."""

@@ -8,8 +8,8 @@ import torch
 from decoding import Comparison, NoisyOracleDrafter, decode
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter
-from specdec_fast.errors import InputError
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, eqspec
+from specdec_fast.errors import InputError, UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS
 
 LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12]
@@ -230,6 +230,7 @@ def test_uniform_acceptance_and_single_rows_move_nothing():
         ({"attention_mask": torch.tensor([[1, 0, 1], [1, 1, 1]])}, "row 0 .* left-padded"),
         ({"input_ids": torch.tensor([[5, 6, 7], [5, 97, 7]])}, "row 1 .* vocabulary of 97"),
         ({"max_new_tokens": 510}, "context of 512"),
+        *(({"eos_token_id": eos}, "eos_token_id=") for eos in (1.5, "5", True, [1.7], [None], -1, 10**30)),
     ],
 )
 def test_bad_input_is_named(change, message):
@@ -246,3 +247,31 @@ def test_bad_input_is_named(change, message):
 def test_bad_options_are_named(options, message):
     with pytest.raises(InputError, match=message):
         EQSpec(make_model("llama", seed=0), NgramDrafter(), **options)
+
+
+def test_eos_ids_may_be_a_tensor():
+    model = make_model("llama", seed=6)
+    for eos in (torch.tensor(7), torch.tensor([7, 8])):
+        result = EQSpec(model, NgramDrafter()).generate(
+            torch.tensor([[5, 6, 5, 6]]), max_new_tokens=8, eos_token_id=eos
+        )
+        assert result.rows[0].token_ids == greedy_oracle(model, [5, 6, 5, 6], 8, eos.flatten().tolist())
+
+
+def test_a_default_layout_that_fails_its_self_check_gives_way(monkeypatch):
+    model = make_model("llama", seed=6)
+    decoder = EQSpec(model, NgramDrafter())
+    check = eqspec.self_check
+
+    def fails_ragged(model, layout, longest):
+        if layout == "ragged":
+            raise UnsupportedModelError("not this one")
+        check(model, layout, longest)
+
+    monkeypatch.setattr(eqspec, "self_check", fails_ragged)
+    assert decoder.layout == "ragged"
+    result = decoder.generate(torch.tensor([[5, 6, 5, 6]]), max_new_tokens=8, eos_token_id=[])
+    assert decoder.layout == "padded"
+    assert result.rows[0].token_ids == greedy_oracle(model, [5, 6, 5, 6], 8)
+    with pytest.raises(UnsupportedModelError, match="not this one"):
+        EQSpec(model, NgramDrafter(), layout="ragged").generate(torch.tensor([[5]]), max_new_tokens=8)

@@ -16,6 +16,7 @@ from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, lanes,
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.errors import InputError
 from specdec_fast.exspec import ragged
+from specdec_fast.layouts import LAYOUTS
 from specdec_fast.ragged import RaggedPool
 from specdec_fast.rounds import Rounds
 from specdec_fast.scheduler import POLICIES
@@ -520,3 +521,47 @@ def test_memory_stays_flat(count):
     pool = engine.runner.pool
     assert not engine.rows and not engine.runner.slots and not engine.runner.rounds.drafting.index_of
     assert sorted(pool._free) == list(range(pool.num_slots)) and pool.lengths == [0] * pool.num_slots
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_is_over_after_an_error(layout):
+    model = make_model("llama", seed=1)
+    stream = EXSpec(model, NgramDrafter(), layout=layout).generate([[5, 6]] * 3, max_new_tokens=NEW_TOKENS)
+    handle = model.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    handle.remove()
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stream_may_be_read_in_and_out_of_inference_mode(layout):
+    model, prompts = make_model("llama", seed=1), make_prompts([4, 9, 2], 1)
+    stream = EXSpec(model, model, layout=layout, batch_size=2).generate(
+        prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[]
+    )
+    with torch.inference_mode():
+        rows = [next(stream)]
+    rows += stream
+    for row in rows:
+        assert row.token_ids == greedy_oracle(model, prompts[row.index], NEW_TOKENS)
+
+
+def test_the_layout_may_be_left_open_and_what_is_no_list_is_named():
+    model = make_model("llama", seed=1)
+    decoder = EXSpec(model, NgramDrafter(), layout=None)
+    assert decoder.layout == "ragged"
+    with pytest.raises(InputError, match="prompts is of type int; need an iterable"):
+        decoder.generate(5, max_new_tokens=3)
+
+
+def test_more_drafts_than_a_row_can_use_cost_no_memory():
+    model = make_model("llama", seed=1)
+    few, many = (
+        EXSpec(model, NgramDrafter(), layout="padded", batch_size=2, num_draft_tokens=k).generate(
+            [[5, 6, 5, 6]] * 3, max_new_tokens=8, eos_token_id=[]
+        )
+        for k in (8, 100_000)
+    )
+    assert [row.token_ids for row in many] == [greedy_oracle(model, [5, 6, 5, 6], 8)] * 3
+    assert list(few) and many.kv_bytes < 4 * few.kv_bytes

@@ -1,9 +1,15 @@
 """Requests from any thread, one at a time to their end."""
 
+import os
+import subprocess
+import sys
 import threading
+from collections import UserDict
 from concurrent.futures import CancelledError
+from pathlib import Path
 
 import pytest
+import torch
 from test_exspec import LENGTHS, NEW_TOKENS, FailingDrafter, drafter_of
 from tiny_models import greedy_oracle, make_model, make_prompts
 
@@ -21,6 +27,8 @@ def model():
 @pytest.fixture
 def gate(model):
     """Holds the target's forwards back until it is set."""
+    # the self-check must not wait
+    serve(model).close()
     event = threading.Event()
     handle = model.register_forward_pre_hook(lambda *_: event.wait(WAIT) and None)
     yield event
@@ -160,3 +168,54 @@ def test_a_failing_target_is_told_to_everyone(model, gate):
         with pytest.raises(InputError, match="was ended by ZeroDivisionError") as caught:
             session.submit([5])
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_what_is_submitted_may_change_afterwards(model, gate):
+    prompts = make_prompts([4] * 8, 3)
+    gate.set()
+    want = [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in prompts]
+    gate.clear()
+    with serve(model) as session:
+        buffer, answers = [0] * 4, []
+        for prompt in prompts:
+            buffer[:] = prompt
+            answers.append(session.submit(buffer))
+        gate.set()
+        assert [answer.result(WAIT).token_ids for answer in answers] == want
+
+
+def test_one_bad_request_is_its_own(model, gate):
+    class Unreadable(UserDict):
+        def __getitem__(self, key):
+            raise ZeroDivisionError
+
+    with serve(model) as session:
+        bad = [
+            session.submit(torch.empty(3, dtype=torch.int64, device="meta")),
+            session.submit(Unreadable(input_ids=[5])),
+        ]
+        ended = session.submit([5, 6])
+        ended.future.set_result("mine")
+        good = session.submit([5, 6])
+        gate.set()
+        for answer in bad:
+            with pytest.raises(RequestError, match="a prompt cannot be read"):
+                answer.result(WAIT)
+        assert good.result(WAIT).token_ids == greedy_oracle(model, [5, 6], NEW_TOKENS)
+    assert ended.result(0) == "mine"
+
+
+LEFT_OPEN = """
+import time
+from tiny_models import make_model
+from specdec_fast import EXSpec, NgramDrafter
+session = EXSpec(make_model("llama", seed=1), NgramDrafter(), batch_size=2).serve(max_new_tokens=400, eos_token_id=[])
+session.submit([5, 6, 7])
+time.sleep(0.2)
+"""
+
+
+def test_a_session_that_is_left_open_ends_with_the_process():
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

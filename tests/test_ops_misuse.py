@@ -280,6 +280,7 @@ ATTENTION = {
     "table dtype": (lambda a: a.update(table=a["table"].int()), r"table is .*[iI]nt.*; need .*\[4, "),
     "table lines": (lambda a: a.update(table=a["table"][:3]), r"table is .*\[3, 3\].*; need .*\[4, "),
     "window": (change("window", 0), r"window is 0; need at least 1, or None for full attention"),
+    "soft_cap is no number": (change("soft_cap", float("nan")), r"soft_cap is -?nan; need more than 0"),
     "soft_cap": (change("soft_cap", -1.0), r"soft_cap is -1(\.0)?; need more than 0, or None for no cap"),
     "sinks": (change("sinks", torch.zeros(2)), r"sinks is .*\[2\].*; need .*\[4\]"),
     "sinks dtype": (change("sinks", ints(0, 0, 0, 0)), r"sinks is .*; need float16, bfloat16, float32 or float64"),

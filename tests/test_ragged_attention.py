@@ -167,6 +167,17 @@ def test_one_row_of_2000_tokens_and_seven_of_100_are_read_to_their_lengths(beyon
     assert run.returncode == signal, run.stderr.decode()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_infinite_and_tiny_scores(attend, dtype):
+    """As in the definition: -inf weighs nothing, wherever it stands, and so does what lies far below the peak."""
+    query, k_pool, v_pool = make(dtype=dtype)
+    query[:] = 1
+    k_pool[1, :, :30] = float("-inf")
+    k_pool[2, :, 0], v_pool[2, :, 0] = -1e4, torch.finfo(dtype).max / 2
+    got = attend(query, k_pool, v_pool)
+    torch.testing.assert_close(got, dense(query, k_pool, v_pool, SEGMENTS, 0.3), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 REFUSED = {
     "query has 3 heads": lambda q, k, v: ((q[:, :3], k, v), {}),
     "query is": lambda q, k, v: ((q[:, :, 1:], k, v), {}),

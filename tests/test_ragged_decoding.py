@@ -1,5 +1,7 @@
 """What the ragged layout computes, and what it leaves behind in a model."""
 
+import threading
+
 import pytest
 import torch
 from decoding import NoisyOracleDrafter
@@ -150,3 +152,21 @@ def test_a_draft_of_a_shorter_context_is_held_at_its_last_position():
     decoder = EQSpec(model, ModelDrafter(draft), num_draft_tokens=3, layout="ragged")
     decoder.generate(torch.tensor(make_prompts([20], 1)), max_new_tokens=20, eos_token_id=[])
     assert max(positions) == 23
+
+
+def test_threads_take_turns_with_a_config():
+    """Else one would put the other's attention back as if it were the model's own."""
+    model = make_model("llama", seed=1)
+    configs, own, inside = compat.attention_configs(model), model.config._attn_implementation, []
+
+    def other():
+        with compat.attention_set(configs, ragged_attention.NAME):
+            inside.append(model.config._attn_implementation)
+
+    thread = threading.Thread(target=other)
+    with compat.attention_set(configs, "eager"):
+        thread.start()
+        thread.join(0.2)
+        assert inside == [] and model.config._attn_implementation == "eager"
+    thread.join()
+    assert inside == [ragged_attention.NAME] and model.config._attn_implementation == own

@@ -73,12 +73,13 @@ SPECDEC_FAST_INLINE float widen(Half x) { return x; }
 SPECDEC_FAST_INLINE float widen(float x) { return x; }
 SPECDEC_FAST_INLINE double widen(double x) { return x; }
 
-// e^x of x <= 0 within 2 units in the last place, in a form that compilers vectorize (Cephes).
+// e^x of x <= 0 within 2 units in the last place, and 0 where that is below all normal numbers, in a form that compilers
+// vectorize (Cephes).
 SPECDEC_FAST_INLINE float exponential(float x) {
-  x = x < -87.0f ? -87.0f : x;
-  const float magic = 12582912.0f;
-  const float n = (x * 1.44269504f + magic) - magic;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float least = -87.0f, magic = 12582912.0f;
+  const float z = x < least ? least : x;
+  const float n = (z * 1.44269504f + magic) - magic;
+  const float r = (z - n * 0.693359375f) + n * 2.12194440e-4f;
   float y = 1.9875691500e-4f;
   y = y * r + 1.3981999507e-3f;
   y = y * r + 8.3334519073e-3f;
@@ -89,7 +90,7 @@ SPECDEC_FAST_INLINE float exponential(float x) {
   const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
   float power;
   std::memcpy(&power, &bits, sizeof power);
-  return y * power;
+  return x < least ? 0.0f : y * power;
 }
 SPECDEC_FAST_INLINE double exponential(double x) { return std::exp(x); }
 
@@ -209,13 +210,14 @@ SPECDEC_FAST_INLINE void weigh(Queries<Wide>& q, int64_t i, int64_t first, int64
     for (int64_t j = first; j < last; ++j) s[j] = soft_cap * std::tanh(s[j] / soft_cap);
   Wide peak = q.peaks[i];
   for (int64_t j = first; j < last; ++j) peak = s[j] > peak ? s[j] : peak;
-  // a score that is not a number makes the row's output one, as any softmax does
+  // where nothing but -inf was seen yet, every weight is 0
+  const Wide base = peak == -std::numeric_limits<Wide>::infinity() ? Wide(0) : peak;
   Wide total = 0;
   for (int64_t j = 0; j < first; ++j) s[j] = 0;
   for (int64_t j = last; j < kTile; ++j) s[j] = 0;
-  for (int64_t j = first; j < last; ++j) s[j] = exponential(s[j] - peak);
+  for (int64_t j = first; j < last; ++j) s[j] = exponential(s[j] - base);
   for (int64_t j = first; j < last; ++j) total += s[j];
-  const Wide decay = std::isinf(q.peaks[i]) ? Wide(0) : exponential(q.peaks[i] - peak);
+  const Wide decay = exponential(q.peaks[i] - base);
   q.totals[i] = q.totals[i] * decay + total;
   q.peaks[i] = peak;
   if (decay != 1)

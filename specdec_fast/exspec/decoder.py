@@ -62,7 +62,7 @@ class EXSpec(Decoder):
         num_draft_tokens: int = 5,
         batch_size: int = 8,
         window: int | None = None,
-        layout: str = "ragged",
+        layout: str | None = "ragged",
         policy: str | None = None,
         max_wait_rounds: int | None = None,
         kv_budget_bytes: int | None = None,
@@ -81,7 +81,7 @@ class EXSpec(Decoder):
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
             "window": window,
-            "layout": layout,
+            "layout": self.layout,
             "policy": policy,
             "num_draft_tokens": num_draft_tokens,
             "max_wait_rounds": max_wait_rounds,
@@ -134,7 +134,14 @@ class EXSpec(Decoder):
 
     def scheduler(self, longest: int, budget_columns: int | None) -> Scheduler:
         """A scheduler with this decoder's settings."""
-        return Scheduler(**self._settings, max_columns=longest, budget_columns=budget_columns)
+        # no row can use more drafts
+        settings = self._settings | {"num_draft_tokens": min(self.num_draft_tokens, longest)}
+        try:
+            return Scheduler(**settings, max_columns=longest, budget_columns=budget_columns)
+        except InputError as error:
+            if budget_columns is None:
+                raise
+            raise InputError(f"kv_budget_bytes={self.kv_budget_bytes} is too small: {error}") from error
 
     def runner(self, scheduler: Scheduler, longest: int, stop_ids: Sequence[int]) -> Runner:
         """What carries out the plans of ``scheduler``."""
@@ -161,6 +168,8 @@ class EXSpec(Decoder):
 
     def _longest(self, prompts: Iterable[Any], max_new_tokens: int) -> int:
         """Most tokens that a row can reach; known where all prompts are there."""
+        if not isinstance(prompts, Iterable):
+            raise InputError(f"prompts is of type {type(prompts).__name__}; need an iterable of prompts")
         if not isinstance(prompts, Sequence):
             return self.max_length
         limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]

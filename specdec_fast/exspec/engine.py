@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..result import FinishReason, GenerationStats, RequestRecord, RequestResult
 from ..scheduler import Record, Request
 from ..selfcheck import self_check
-from .request import Limits, RequestRow, parse
+from .request import Limits, Parsed, RequestRow, parsed
 from .runner import Outcomes
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Engine:
         """Read ``prompts``, numbered from 0, as the window has room."""
         self.scheduler.feed(self._requests(prompts))
 
-    def submit(self, id: int, prompt: Any, queued_at: float) -> None:
+    def submit(self, id: int, prompt: Parsed, queued_at: float) -> None:
         """Queue one prompt; what is wrong with it shows in its result."""
         if request := self._accept(id, prompt, queued_at):
             try:
@@ -69,6 +69,8 @@ class Engine:
         self._end(id, "cancelled", "cancelled", self.scheduler.cancel(id))
         return True
 
+    # caches outlive a round, so a caller's inference mode must not mark them
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self) -> bool:
         """Run one round; false when there was nothing to do."""
@@ -94,16 +96,15 @@ class Engine:
 
     def _requests(self, prompts: Iterable[Any]) -> Iterator[Request]:
         for id, prompt in enumerate(prompts):
-            if request := self._accept(id, prompt, self.now()):
+            if request := self._accept(id, parsed(prompt, self.limits), self.now()):
                 yield request
 
-    def _accept(self, id: int, prompt: Any, queued_at: float) -> Request | None:
+    def _accept(self, id: int, prompt: Parsed, queued_at: float) -> Request | None:
         row = self.rows[id] = RequestRow([], 0, RequestResult(id, 0, record=RequestRecord(queued_at=queued_at)))
-        try:
-            row.text, row.remaining = parse(prompt, self.limits)
-        except InputError as error:
-            self._end(id, "error", str(error))
+        if isinstance(prompt, InputError):
+            self._end(id, "error", str(prompt))
             return None
+        row.text, row.remaining = prompt
         row.result.prompt_length = len(row.text)
         return Request(id, len(row.text), row.remaining)
 
@@ -138,6 +139,7 @@ class Stream(Iterator[RequestResult]):
 
     def __init__(self, engine: Engine, on_round: Callable[[GenerationStats], None] | None):
         self._engine, self._on_round = engine, on_round
+        self._failed = False
 
     @property
     def stats(self) -> GenerationStats:
@@ -155,8 +157,16 @@ class Stream(Iterator[RequestResult]):
     def __next__(self) -> RequestResult:
         engine = self._engine
         while not engine.ended:
-            if not engine.step() and not engine.ended:
+            if self._failed or not (self._step() or engine.ended):
                 raise StopIteration
             if self._on_round:
                 self._on_round(engine.stats)
         return engine.ended.popleft()
+
+    def _step(self) -> bool:
+        try:
+            return self._engine.step()
+        except BaseException:
+            # as a generator, it is over after an error
+            self._failed = True
+            raise

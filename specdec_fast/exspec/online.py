@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, Self
 from ..errors import InputError, RequestError
 from ..result import GenerationStats, RequestResult
 from .engine import Engine
+from .request import parsed
 
 
 class Answer:
@@ -74,11 +76,19 @@ class Answer:
 
     def _end(self, result: RequestResult) -> None:
         self._grow_to(result.token_ids)
-        if self.future.set_running_or_notify_cancel():
-            if result.error is None:
-                self.future.set_result(result)
-            else:
-                self.future.set_exception(RequestError(result.error, result))
+        if result.error is None:
+            self._settle(lambda: self.future.set_result(result))
+        else:
+            self._fail(RequestError(result.error, result))
+
+    def _fail(self, error: BaseException) -> None:
+        self._settle(lambda: self.future.set_exception(error))
+
+    def _settle(self, end: Callable[[], None]) -> None:
+        # whoever holds the future may have ended it
+        is_open = not self.future.done() or self.future.cancelled()
+        if is_open and self.future.set_running_or_notify_cancel():
+            end()
 
 
 class Session:
@@ -99,6 +109,8 @@ class Session:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="exspec", daemon=True)
         self._thread.start()
+        # a thread that computes while the interpreter goes away would abort it
+        atexit.register(self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +133,8 @@ class Session:
             InputError: the session is closed, or was ended by an error, which is the cause.
         """
         answer = Answer()
+        # now, as the caller may change it afterwards
+        given = parsed(prompt, self._engine.limits)
         with self._changed:
             error = self._failure
             if error is not None:
@@ -129,7 +143,7 @@ class Session:
                 raise InputError("the session is closed; it takes no more prompts")
             id, queued_at = next(self._ids), self._engine.now()
             self._answers[id] = answer
-            self._send(lambda: self._engine.submit(id, prompt, queued_at))
+            self._send(lambda: self._engine.submit(id, given, queued_at))
         answer.future.add_done_callback(lambda future: self._cancel(id) if future.cancelled() else None)
         return answer
 
@@ -144,6 +158,10 @@ class Session:
                 answer.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            atexit.unregister(self._stop)
+
+    def _stop(self) -> None:
+        self.close(cancel=True)
 
     def _cancel(self, id: int) -> None:
         with self._changed:
@@ -189,5 +207,4 @@ class Session:
             waiting = list(self._answers.values())
             self._answers.clear()
         for answer in waiting:
-            if answer.future.set_running_or_notify_cancel():
-                answer.future.set_exception(error)
+            answer._fail(error)

@@ -13,6 +13,7 @@ from ..result import RequestResult
 from ..rounds import Row
 
 _KEYS = ("input_ids", "max_new_tokens")
+Parsed = tuple[list[int], int] | InputError
 
 
 @dataclass
@@ -36,12 +37,15 @@ def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
     Raises:
         InputError: neither of these, no tokens, an unknown id, or more tokens than there is room for.
     """
-    fields = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
+    try:
+        fields = dict(prompt) if isinstance(prompt, Mapping) else {"input_ids": prompt}
+        ids = fields.get("input_ids")
+        ids = ids.tolist() if isinstance(ids, Tensor) else ids
+    except Exception as error:
+        raise InputError(f"a prompt cannot be read: {type(error).__name__}: {error}") from error
     if unknown := [key for key in fields if key not in _KEYS]:
         raise InputError(f"a prompt has the key {unknown[0]!r}; accepted are {', '.join(_KEYS)}")
-    ids, new = fields.get("input_ids"), fields.get("max_new_tokens", limits.max_new_tokens)
-    if isinstance(ids, Tensor):
-        ids = ids.tolist()
+    new = fields.get("max_new_tokens", limits.max_new_tokens)
     if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
         raise InputError(f"a prompt is {_describe(ids)}; need a list of token ids, or a dict with it as input_ids")
     if not ids:
@@ -55,6 +59,14 @@ def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
             f"a prompt has {len(ids)} tokens; with max_new_tokens={new} it outgrows the most of {limits.longest}"
         )
     return list(ids), new
+
+
+def parsed(prompt: Any, limits: Limits) -> Parsed:
+    """As :func:`parse`; what is wrong with the prompt is returned."""
+    try:
+        return parse(prompt, limits)
+    except InputError as error:
+        return error
 
 
 def _describe(value: Any) -> str:
