@@ -79,4 +79,5 @@ def test_filler_goes_to_a_slot_of_its_own():
 def test_only_the_ragged_layout_is_compiled():
     model = make_model("llama", seed=2)
     with pytest.raises(InputError, match="compile=True needs layout='ragged', got layout='padded'"):
-        EQSpec(model, model, compile=True)
+        EQSpec(model, model, layout="padded", compile=True)
+    assert EQSpec(model, model, compile=True).layout == "ragged"
