@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
 from specdec_fast import backends
+from specdec_fast.audit.equivalence import EquivalenceCheck
+from specdec_fast.audit.oracle import OracleRow
 from specdec_fast.cli import main
+from specdec_fast.cli.display import print_check
 from specdec_fast.journal import Journal
 
 ROOT = Path(__file__).parents[1]
@@ -392,3 +396,16 @@ def test_module_entry_point_has_no_traceback():
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: Missing option '--prompts'.\n"
+
+
+def test_a_check_says_which_prompts_it_has_not_seen(capsys):
+    check = EquivalenceCheck(SimpleNamespace(decode=lambda _: OracleRow([7, 8], [1.0, 1.0], 0.0)))
+    print_check(check.report(), 2)
+    assert capsys.readouterr().out == "check: none of 2 prompts has a text to compare\n"
+    check.add(0, [5], [7, 8])
+    print_check(check.report(), 2)
+    assert (
+        "100.0% exact match" in (shown := capsys.readouterr().out) and "(of 1 of 2 prompts, the rest failed)" in shown
+    )
+    print_check(check.report(), 1)
+    assert "the rest failed" not in capsys.readouterr().out

@@ -120,11 +120,16 @@ def print_summary(stats: GenerationStats, rows: int, resumed: int) -> None:
     print(f"{stages}; {stats.bytes_moved / 1e6:.1f} MB of KV cache moved")
 
 
-def print_check(report: Report) -> None:
+def print_check(report: Report, num_prompts: int) -> None:
     """Match with the target alone, and every row that differs."""
+    if not report.rows:
+        print(f"check: none of {num_prompts} prompts has a text to compare")
+        return
+    left_out = f" (of {len(report.rows)} of {num_prompts} prompts, the rest failed)"
     print(
         f"check: {report.exact_match:.1%} exact match, {report.partial_match:.1%} partial match, "
         f"{report.near_ties} near-ties, {report.mismatches} mismatches"
+        + (left_out if len(report.rows) < num_prompts else "")
     )
     for row in report.rows:
         if not row.exact:

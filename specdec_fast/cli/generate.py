@@ -175,7 +175,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
         display.print_answers(ordered)
     display.print_summary(stats, len(ordered), rows.resumed)
     if report:
-        display.print_check(report)
+        display.print_check(report, len(ordered))
     _write_stats(options, stats, report, rows, job.requests, job.layout)
     return not _any_failed(rows) and (report is None or report.mismatches == 0)
 
