@@ -8,6 +8,7 @@ Methods alternate in one process; every output is compared with the target's own
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,12 @@ class Bench:
 
         return run
 
+    def record(self, answers: Answers, seconds: list[float], batch_size: int) -> dict[str, Any]:
+        """What a method that took ``seconds`` in each of its runs is written down with."""
+        tokens = sum(map(len, answers))
+        rates = {"tokens": tokens, "tokens_per_second": [tokens / taken for taken in seconds]}
+        return rates | self.verify(answers, batch_size)
+
     def verify(self, answers: Answers, batch_size: int) -> dict[str, Any]:
         check = EquivalenceCheck(self.oracle)
         for index, (prompt, tokens) in enumerate(zip(self.rows(batch_size), answers, strict=True)):
@@ -151,10 +158,7 @@ def main(
         seconds[name].append(taken)
     records = {}
     for name, taken in seconds.items():
-        tokens = sum(map(len, answers[name]))
-        rates = [tokens / t for t in taken]
-        verdict = bench.verify(answers[name], 1 if name.endswith("B=1") else batch_size)
-        records[name] = {"tokens": tokens, "tokens_per_second": rates, **verdict}
+        records[name] = bench.record(answers[name], taken, 1 if name.endswith("B=1") else batch_size)
     speedups = {
         f"{ours} / {theirs}": ratio(records[ours]["tokens_per_second"], records[theirs]["tokens_per_second"])
         for ours, theirs in pairs
@@ -169,13 +173,17 @@ def main(
     raise typer.Exit(int(wrong or slower))
 
 
-def show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio]) -> None:
+def show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio], title: str | None = None) -> None:
     console = Console()
-    table = Table("method", "tokens/s", "exact", "near-ties", "mismatches")
+    profiled = any("outside_forwards" in record for record in records.values())
+    columns = ["method", "tokens/s", *(["outside forwards"] if profiled else []), "exact", "near-ties", "mismatches"]
+    table = Table(*columns, title=title)
     for name, record in records.items():
-        rate = sorted(record["tokens_per_second"])[len(record["tokens_per_second"]) // 2]
+        cells = [name, f"{statistics.median(record['tokens_per_second']):.1f}"]
+        if profiled:
+            cells.append(f"{record['outside_forwards']:.1%}" if "outside_forwards" in record else "")
         counts = (str(record[key]) for key in ("near_ties", "mismatches"))
-        table.add_row(name, f"{rate:.1f}", f"{record['exact_match']:.0%}", *counts)
+        table.add_row(*cells, f"{record['exact_match']:.0%}", *counts)
     console.print(table)
     for label, speedup in speedups.items():
         console.print(f"{label}: {speedup}", highlight=False)

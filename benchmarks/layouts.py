@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter
+from specdec_fast import EQSpec, NgramDrafter, SelfDrafter
 from specdec_fast.drafters import Drafter
 from specdec_fast.errors import InputError
 
-from .generate import Answers, Bench
+from .generate import Answers, Bench, show
 from .harness import Ratio, alternate, environment, ratio, write_json
 
 LAYOUTS = ("ragged", "padded")
@@ -67,13 +65,12 @@ def forward_seconds(*models: PreTrainedModel) -> Iterator[list[float]]:
 
 def profiled(bench: Bench, drafter: Drafter, batch_size: int, k: int, layout: str) -> Profiled:
     """EQSPEC, and the share of its rounds, prompts left out, that is spent outside of forwards."""
-    models = [bench.model, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
     decoder = EQSpec(bench.model, drafter, num_draft_tokens=k, layout=layout)
 
     def run() -> tuple[Answers, float]:
         answers, rounds, inside = [], 0.0, 0.0
         for batch in bench.batches(batch_size):
-            with forward_seconds(*models) as forwards:
+            with forward_seconds(bench.model, *drafter.models) as forwards:
                 began = time.perf_counter()
                 result = decoder.generate(*batch, **bench.limits)
                 seconds = time.perf_counter() - began
@@ -95,7 +92,7 @@ def compare(
     }
     methods["greedy"] = bench.greedy(batch_size)
     for name, drafter in drafters.items():
-        methods[f"assisted, {name}"] = bench.assisted(getattr(drafter, "model", None), k)
+        methods[f"assisted, {name}"] = bench.assisted(next(iter(drafter.models), None), k)
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     answers: dict[str, Answers] = {}
     outside: dict[str, list[float]] = {}
@@ -108,10 +105,7 @@ def compare(
             answers[name] = outcome
     records: dict[str, dict[str, Any]] = {}
     for name, taken in seconds.items():
-        tokens = sum(map(len, answers[name]))
-        rows = 1 if name.startswith("assisted") else batch_size
-        records[name] = {"tokens": tokens, "tokens_per_second": [tokens / t for t in taken]}
-        records[name] |= bench.verify(answers[name], rows)
+        records[name] = bench.record(answers[name], taken, 1 if name.startswith("assisted") else batch_size)
         if name in outside:
             records[name]["outside_forwards"] = statistics.median(outside[name])
     pairs = [(f"ragged, {name}", other) for name in drafters for other in (f"padded, {name}", "greedy")]
@@ -169,18 +163,9 @@ def main(
 
 
 def show_cell(cell: dict[str, Any]) -> None:
-    console = Console()
     shortest, longest = min(cell["prompt_tokens"]), max(cell["prompt_tokens"])
     title = f"B={cell['batch_size']}, {cell['lengths']} prompts of {shortest} to {longest} tokens"
-    table = Table("method", "tokens/s", "outside forwards", "exact", "near-ties", "mismatches", title=title)
-    for name, record in cell["methods"].items():
-        rate = statistics.median(record["tokens_per_second"])
-        outside = f"{record['outside_forwards']:.1%}" if "outside_forwards" in record else ""
-        counts = (str(record[key]) for key in ("near_ties", "mismatches"))
-        table.add_row(name, f"{rate:.1f}", outside, f"{record['exact_match']:.0%}", *counts)
-    console.print(table)
-    for label, speedup in cell["speedups"].items():
-        console.print(f"{label}: {Ratio(**speedup)}", highlight=False)
+    show(cell["methods"], {label: Ratio(**speedup) for label, speedup in cell["speedups"].items()}, title)
 
 
 if __name__ == "__main__":

@@ -71,10 +71,8 @@ def main(
         seconds[name].append(taken)
     records: dict[str, dict[str, Any]] = {}
     for name, (answers, rounds) in outcomes.items():
-        tokens = sum(map(len, answers))
         percentiles = {f"p{percent}_rounds": percentile(rounds, percent) for percent in (50, 90, 99)}
-        rates = [tokens / t for t in seconds[name]]
-        records[name] = {"tokens": tokens, "tokens_per_second": rates, **percentiles, **bench.verify(answers, size)}
+        records[name] = bench.record(answers, seconds[name], size) | percentiles
     ours, *theirs = runs
     speedups = {
         f"{ours} / {name}": ratio(records[ours]["tokens_per_second"], records[name]["tokens_per_second"])

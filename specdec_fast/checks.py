@@ -163,48 +163,47 @@ def ragged_attention(
         )
 
 
-def ragged_attention_shapes(
-    out: Tensor,
-    query: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    table: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> None:
-    if query.dtype not in _FLOATS:
-        _refuse(f"query is {query.dtype}; need float16, bfloat16, float32 or float64")
-    _need("query", query, [1, "Hq", "N", "D"], query.device, query.dtype)
-    _need_attention(query, k_pool, v_pool, window, soft_cap, sinks)
-    _need("out", out, [1, query.shape[2], query.shape[1], v_pool.shape[3]], query.device, query.dtype)
-    _need("table", table, [4, "S"], query.device)
+class AttentionArguments(NamedTuple):
+    """The arguments of ``ragged_attention_`` in the order of its schema."""
+
+    out: Tensor
+    query: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    table: Tensor
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: Tensor | None
 
 
-def ragged_attention_memory(
-    out: Tensor,
-    query: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    table: Tensor,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> None:
-    read = [("query", query), ("k_pool", k_pool), ("v_pool", v_pool), ("table", table)]
-    _need_disjoint([("out", out)], read if sinks is None else [*read, ("sinks", sinks)])
-    if table.device.type != "cpu":
+def ragged_attention_shapes(*args) -> None:
+    a = AttentionArguments(*args)
+    device, dtype = a.query.device, a.query.dtype
+    if dtype not in _FLOATS:
+        _refuse(f"query is {dtype}; need float16, bfloat16, float32 or float64")
+    _need("query", a.query, [1, "Hq", "N", "D"], device, dtype)
+    _need_attention(a.query, a.k_pool, a.v_pool, a.window, a.soft_cap, a.sinks)
+    _need("out", a.out, [1, a.query.shape[2], a.query.shape[1], a.v_pool.shape[3]], device, dtype)
+    _need("table", a.table, [4, "S"], device)
+
+
+def ragged_attention_memory(*args) -> None:
+    a = AttentionArguments(*args)
+    read = [(name, x) for name, x in a._asdict().items() if isinstance(x, Tensor) and name != "out"]
+    _need_disjoint([("out", a.out)], read)
+    if a.table.device.type != "cpu":
         return
-    slot, end, size, first = table
+    slots, _, capacity, _ = a.k_pool.shape
+    tokens = a.query.shape[2]
+    slot, end, size, first = a.table
     exists = size != 0
-    room = (slot >= 0) & (slot < k_pool.shape[0]) & (end <= k_pool.shape[2]) & (size <= end)
+    room = (slot >= 0) & (slot < slots) & (end <= capacity) & (size <= end)
     _need_values(
-        ~exists | (room & (size > 0) & (first >= 0) & (first <= query.shape[2] - size)),
+        ~exists | (room & (size > 0) & (first >= 0) & (first <= tokens - size)),
         lambda s: (
-            f"table[:, {s}] is {table[:, s].tolist()}; need a slot in 0..{k_pool.shape[0] - 1}, an end in "
-            f"0..{k_pool.shape[2]}, a size up to the end, and a first token that leaves room in {query.shape[2]}"
+            f"table[:, {s}] is {a.table[:, s].tolist()}; need a slot in 0..{slots - 1}, an end in 0..{capacity}, "
+            f"a size up to the end, and a first token that leaves room in {tokens}"
         ),
     )
     # of the segments before

@@ -210,7 +210,7 @@ class _Job:
             num_draft_tokens=options.num_draft_tokens,
             batch_size=options.batch_size,
             window=options.window,
-            layout=options.kv_layout or "ragged",
+            layout=options.kv_layout,
             policy=options.policy,
         )
         missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]

@@ -107,10 +107,10 @@ class Session:
         self._changed = threading.Condition()
         self._closed = False
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, name="exspec", daemon=True)
-        self._thread.start()
         # a thread that computes while the interpreter goes away would abort it
         atexit.register(self._stop)
+        self._thread = threading.Thread(target=self._serve, name="exspec", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +158,6 @@ class Session:
                 answer.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            atexit.unregister(self._stop)
 
     def _stop(self) -> None:
         self.close(cancel=True)
@@ -178,6 +177,8 @@ class Session:
                 self._deliver()
         except BaseException as error:
             self._fail(error)
+        finally:
+            atexit.unregister(self._stop)
 
     def _obey(self) -> bool:
         """Do what came in, after waiting for something to do; false when nothing can come any more."""
