@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ from .errors import InputError, UnsupportedModelError
 
 _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+# names of sizes that matter once a text is longer than they are
+_THRESHOLD = re.compile(r"(window|chunk|floor_scale|original_max_position)(?!.*layers)")
 # models may share a config, so all of them take turns
-_switched = threading.RLock()
+_turn = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,18 @@ def window_of_kinds(model: PreTrainedModel) -> dict[str, int | None]:
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     name = type(model).__name__
-    config = text_config(model)
+    kinds = set(getattr(text_config(model), "layer_types", None) or ())
+    other = kinds - set(_LAYER_TYPES)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} cannot generate; load it with AutoModelForCausalLM")
-    if getattr(model, "_is_stateful", False):
+    # a class that may keep a state is served where this model's layers are all attention
+    if getattr(model, "_is_stateful", False) and (other or not kinds):
         raise UnsupportedModelError(
             f"{name} keeps a recurrent or state-space state, which cannot be rolled back row by row when drafts are "
             "rejected; only attention layers are supported"
         )
-    other = set(getattr(config, "layer_types", None) or ()) - set(_LAYER_TYPES)
     if other:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
@@ -114,7 +118,7 @@ def _refuse_fixed_attention(model: PreTrainedModel) -> None:
     if not model._can_set_attn_implementation():
         raise UnsupportedModelError(
             f"{type(model).__name__} does not take its attention function from AttentionInterface, which the ragged "
-            "layout needs; use layout='padded'"
+            "layout needs"
         )
 
 
@@ -132,10 +136,15 @@ def attention_configs(model: PreTrainedModel) -> list:
     return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
+def turn() -> threading.RLock:
+    """A lock to hold while a model runs with its own attention, which another thread may have replaced."""
+    return _turn
+
+
 @contextmanager
 def attention_set(configs: list, name: str) -> Iterator[None]:
     """Run with another attention implementation, and put the former one back; one thread at a time."""
-    with _switched:
+    with _turn:
         former = [config._attn_implementation for config in configs]
         try:
             for config in configs:
@@ -178,28 +187,83 @@ def call(
 
 def one_shot_logits(model: PreTrainedModel, text: torch.Tensor, keep: int) -> torch.Tensor:
     """The model's own logits ``[keep, V]`` of the last tokens of one row, in one forward without a cache."""
+    return _own_logits(model, text, keep, use_cache=False)
+
+
+def incremental_logits(model: PreTrainedModel, text: torch.Tensor, prefix: int, keep: int) -> torch.Tensor:
+    """The same ``[keep, V]`` through the model's own cache: ``prefix`` tokens first, the rest after them."""
+    cache = {"use_cache": True, cache_argument(model): DynamicCache(config=model.config)}
+    first, rest = text.split([prefix, len(text) - prefix])
+    before = _own_logits(model, first, max(1, keep - len(rest)), **cache)
+    return torch.cat([before, _own_logits(model, rest, len(rest), **cache)])[-keep:]
+
+
+def _own_logits(model: PreTrainedModel, text: torch.Tensor, keep: int, **cache: Any) -> torch.Tensor:
     extra = {"logits_to_keep": keep} if _takes_logits_to_keep(model) else {}
-    return model(input_ids=text[None], use_cache=False, **extra).logits[0, -keep:]
+    return model(input_ids=text[None], **cache, **extra).logits[0, -keep:]
 
 
-def incremental_logits(model: PreTrainedModel, text: torch.Tensor, prefix: int) -> torch.Tensor:
-    """The same ``[N, V]`` through the model's own cache: ``prefix`` tokens first, the rest after them."""
-    cache = {cache_argument(model): DynamicCache(config=model.config)}
-    parts = text.split([prefix, len(text) - prefix])
-    return torch.cat([model(input_ids=ids[None], use_cache=True, **cache).logits[0] for ids in parts])
+def takes_4d_mask(model: PreTrainedModel, text: torch.Tensor) -> bool:
+    """A forward over ``text`` runs with a 4D mask."""
+    mask = torch.zeros(1, 1, len(text), len(text), dtype=model.dtype, device=text.device)
+    masks = mask if len(window_of_kinds(model)) == 1 else dict.fromkeys(window_of_kinds(model), mask)
+    try:
+        model(input_ids=text[None], attention_mask=masks, use_cache=False)
+    except Exception:
+        return False
+    return True
 
 
-def rope_depends_on_batch(model: PreTrainedModel) -> bool:
-    """Dynamic and longrope scaling read the largest position of the batch, so a batch differs from single rows."""
-    scaling = getattr(text_config(model), "rope_parameters", None) or {}
+def refuse_autocast(device: torch.device) -> None:
+    """Raise ``InputError`` under ``torch.autocast``, where KV does not have the dtype of the weights."""
+    if torch.is_autocast_enabled(device.type):
+        raise InputError(
+            f"torch.autocast is on for {device.type}, and is not supported: the KV cache has the dtype of the weights; "
+            "load the model in the dtype it is to run in, and generate outside of torch.autocast"
+        )
+
+
+def rope_switch(model: PreTrainedModel) -> int | None:
+    """Tokens beyond which longrope turns all positions of a forward by other angles; None without longrope."""
+    config = text_config(model)
+    scaling = getattr(config, "rope_parameters", None) or {}
     kinds = [scaling, *(value for value in scaling.values() if isinstance(value, dict))]
-    return any(kind.get("rope_type") in ("dynamic", "longrope") for kind in kinds)
+    own = getattr(config, "original_max_position_embeddings", None)
+    sizes = [kind.get("original_max_position_embeddings", own) for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min((size for size in sizes if size is not None), default=None)
 
 
-def window_sizes(model: PreTrainedModel) -> list[int]:
-    """Every size in the config that may hide tokens beyond it, whatever its model calls it."""
-    config = text_config(model).to_dict()
-    return [v for k, v in config.items() if ("window" in k or "chunk" in k) and type(v) is int and v > 0]
+def thresholds(config) -> Iterator[tuple[Any, str, int]]:
+    """Sizes in a text config beyond which tokens are hidden or scaled, each as its holder, its name and its value."""
+    yield from _thresholds(config, vars(config))
+
+
+def _thresholds(holder: Any, entries: dict[str, Any]) -> Iterator[tuple[Any, str, int]]:
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            if value.get("rope_type") != "longrope":
+                yield from _thresholds(value, value)
+        elif type(value) is int and value > 0 and _THRESHOLD.search(str(name)):
+            yield holder, name, value
+
+
+def sub_configs(config) -> list:
+    """The configs that a composite config holds."""
+    held = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+    return [part for part in held if part is not None]
+
+
+def new_model(model: PreTrainedModel, config, device: torch.device | str) -> PreTrainedModel:
+    """A float32 model of ``model``'s class with random weights, for inference."""
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(0)
+        return plain_class(model)._from_config(config, dtype=torch.float32).eval()
+
+
+def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """Class of a model, beneath what ``torch.compile`` or an adapter library wraps around it."""
+    model = getattr(model, "_orig_mod", model)
+    return type(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
 def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Tensor | None) -> list[int]:

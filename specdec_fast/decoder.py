@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from transformers import PreTrainedModel
 
 from . import compat
@@ -11,6 +9,7 @@ from .acceptance import Acceptance, GreedyAcceptance
 from .drafters import Drafter, ModelDrafter
 from .errors import InputError
 from .layouts import LAYOUTS, fastest_layout
+from .selfcheck import traits_on
 
 
 class Decoder:
@@ -44,16 +43,10 @@ class Decoder:
             raise InputError(f"layout={layout!r}: accepted are None, {', '.join(map(repr, LAYOUTS))}")
         self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
         self.layout = layout or fastest_layout([target, *self.drafter.models])
-        self.target, self.traits = target, compat.model_traits(target, self.layout)
+        self.target, self.traits = target, traits_on(target, self.layout)
         self.drafter.check(target)
         self.num_draft_tokens = num_draft_tokens
         self.acceptance = acceptance or GreedyAcceptance()
-        if compat.rope_depends_on_batch(target):
-            warnings.warn(
-                f"{type(target).__name__} scales its rotary embedding by the longest row of a batch, so its batched "
-                "output differs from single rows by design",
-                stacklevel=3,
-            )
 
     @property
     def context(self) -> int:

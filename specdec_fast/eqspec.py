@@ -15,7 +15,7 @@ from .batch import Batch
 from .decoder import Decoder
 from .drafters import Drafter, Drafts
 from .errors import InputError, UnsupportedModelError
-from .layouts import LAYOUTS
+from .layouts import LAYOUTS, fastest_layout
 from .ragged import CompiledBatch
 from .result import GenerationResult, GenerationStats, RowResult
 from .rounds import Rounds, Row
@@ -64,7 +64,7 @@ class EQSpec(Decoder):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
         if compile and self.layout != "ragged":
             raise InputError(f"compile=True needs layout='ragged', got layout={self.layout!r}")
-        self.open_batch: type[Batch] = own or (CompiledBatch if compile else LAYOUTS[self.layout])
+        self._batch_type: type[Batch] = own or (CompiledBatch if compile else LAYOUTS[self.layout])
 
     @torch.no_grad()
     def generate(
@@ -98,12 +98,13 @@ class EQSpec(Decoder):
         """
         began = time.perf_counter()
         lengths = self._check_input(input_ids, attention_mask, max_new_tokens)
+        self._refuse_rope_switch(lengths, max_new_tokens)
         stop_ids = compat.eos_ids(self.target, eos_token_id)
         longest = max(lengths) + max_new_tokens
-        self._settle_layout(longest)
-        self_check(self.target, self.open_batch.layout, longest)
+        open_batch = self._settle_layout(longest)
+        self_check(self.target, open_batch.layout, longest)
         prompts = [ids[-n:] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
-        run = _Run(self, input_ids, prompts, max_new_tokens, stop_ids)
+        run = _Run(self, open_batch, input_ids, prompts, max_new_tokens, stop_ids)
         run.on_finish = on_finish
         run.prefill()
         while run.active:
@@ -120,15 +121,34 @@ class EQSpec(Decoder):
         sequences = torch.cat([input_ids, input_ids.new_tensor(new)], 1)
         return GenerationResult(sequences, [row.result for row in run.rows], run.stats)
 
-    def _settle_layout(self, longest: int) -> None:
-        """Where the layout was left to us, take the padded one if a model fails the other's self-check."""
-        if self._may_fall_back and self.layout == "ragged":
+    def _refuse_rope_switch(self, lengths: list[int], max_new_tokens: int) -> None:
+        """Of a longrope model, all rows must stay on one side of its switch, drafts included."""
+        switch = compat.rope_switch(self.target)
+        if switch is None or min(lengths) > switch:
+            return
+        row = max(range(len(lengths)), key=lengths.__getitem__)
+        if lengths[row] + max_new_tokens + self.num_draft_tokens > switch:
+            raise InputError(
+                f"row {row} has {lengths[row]} tokens; with max_new_tokens={max_new_tokens} and "
+                f"num_draft_tokens={self.num_draft_tokens} it may pass {switch} tokens, where the longrope of "
+                f"{type(self.target).__name__} changes the angles of all positions and batched text would not be its "
+                f"own; keep every row of a batch within {switch} tokens, or every prompt beyond"
+            )
+
+    def _settle_layout(self, longest: int) -> type[Batch]:
+        """Where the layout was left to us, take the padded one for texts with which a model fails the other's check."""
+        if not self._may_fall_back:
+            return self._batch_type
+        models = [self.target, *self.drafter.models]
+        layout = fastest_layout(models)
+        if layout == "ragged":
             try:
-                for model in (self.target, *self.drafter.models):
-                    self_check(model, self.layout, longest)
+                for model in models:
+                    self_check(model, layout, longest)
             except UnsupportedModelError:
-                self.layout, self.open_batch = "padded", LAYOUTS["padded"]
-                self.traits = compat.model_traits(self.target, self.layout)
+                layout = "padded"
+        self.layout = layout
+        return LAYOUTS[layout]
 
     def _check_input(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int) -> list[int]:
         """Content length of each row."""
@@ -171,15 +191,19 @@ class _Run:
     """One ``generate`` call."""
 
     def __init__(
-        self, decoder: EQSpec, input_ids: Tensor, prompts: list[list[int]], max_new_tokens: int, stop_ids: list[int]
+        self,
+        decoder: EQSpec,
+        open_batch: type[Batch],
+        input_ids: Tensor,
+        prompts: list[list[int]],
+        max_new_tokens: int,
+        stop_ids: list[int],
     ):
         # a round commits its drafts and a bonus, so more could never be used
         self.num_draft_tokens = min(decoder.num_draft_tokens, max(1, max_new_tokens - 1))
         lengths = list(map(len, prompts))
         max_position = decoder.traits.max_position
-        self.batch = decoder.open_batch(
-            input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position
-        )
+        self.batch = open_batch(input_ids, lengths, max_new_tokens, self.num_draft_tokens, stop_ids, max_position)
         self.rounds = Rounds(decoder, self.batch, max(lengths) + max_new_tokens, stop_ids)
         self.stats = self.rounds.stats
         self.rows = [Row(prompt, max_new_tokens, RowResult(i, len(prompt))) for i, prompt in enumerate(prompts)]

@@ -240,7 +240,8 @@ class PaddedModel:
         kinds = zip(self.traits.windows, self.mask_kinds, strict=True)
         masks = {name: batch.mask(kind, first, count) for name, kind in kinds}
         position_ids = batch.position_ids(first, count, self.traits.max_position)
-        return compat.call(self.model, self.traits, cache, input_ids, position_ids, masks, keep)
+        with compat.turn():
+            return compat.call(self.model, self.traits, cache, input_ids, position_ids, masks, keep)
 
 
 class PaddedFollower(Follower):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import compat
 from .batch import Batch
 from .decoder import Decoder
 from .drafters import Drafts
@@ -65,6 +66,7 @@ class Rounds:
     def verify(self, rows: Sequence[Row], drafts: Drafts) -> Verdict:
         """Let the target judge the drafts, and append what it commits to each row."""
         batch, clock = self.batch, self.clock
+        compat.refuse_autocast(batch.device)
         with clock.stage("verify"):
             logits = self.target.verify(*drafts)
         with clock.stage("accept"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,72 +14,218 @@ from transformers import PreTrainedModel
 
 from . import compat
 from .errors import UnsupportedModelError
+from .fingerprint import fingerprint
 from .layouts import LAYOUTS
+from .miniature import build_miniature
 
 _TAIL = 7
 _DRAFTS = (3, 1)
 _ACCEPTED = ((3, 1), (1, 1))
+# a text in which every size of a miniature takes effect
+_WIDTH = 8 + 2 * _TAIL
 # relative logit difference that rounding may cause; eager attention has a float32 softmax even in float64
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
 _HALF_ROUNDING = 5e-2
 running: ContextVar[bool] = ContextVar("running", default=False)
 """True inside a self-check, whose forwards belong to no decoder."""
-_checked: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, str], int]] = WeakKeyDictionary()
+# names and values of the sizes that texts exceed
+Reached = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class _Verdicts:
+    """Faults found in a model in one state, by layout and sizes in reach; None is a pass."""
+
+    state: tuple[int, str] | None = None
+    faults: dict[tuple[str, Reached], str | None] = field(default_factory=dict)
+
+
+_known: WeakKeyDictionary[PreTrainedModel, _Verdicts] = WeakKeyDictionary()
+# what miniatures have passed: class, config, layout, device and sizes in reach
+_sound: set[tuple[object, ...]] = set()
 
 
 @torch.no_grad()
 def self_check(model: PreTrainedModel, layout: str, longest: int) -> None:
     """Run two ragged rows through a layout and compare with the model's own single-row forwards.
 
-    The probe is longer than any sliding window that texts of ``longest`` tokens can reach. A model is probed once
-    per layout and attention implementation, and again only when longer texts bring a window into play.
+    A float32 miniature of the model's class and config shows wrong masks and positions, with every window and the like
+    shrunk that texts of ``longest`` tokens reach. Then the model itself runs a few tokens. The verdict holds until its
+    modules, settings, modes, adapters, weights or attention implementation change.
 
     Raises:
         UnsupportedModelError: the logits differ by more than rounding.
+        InputError: ``torch.autocast`` is on.
     """
-    traits = compat.model_traits(model, layout)
-    reachable = [width for width in compat.window_sizes(model) if width < longest]
-    width = min(max(reachable, default=8) + 2 * _TAIL, traits.max_position + 1)
-    attention = compat.text_config(model)._attn_implementation
-    done = _checked.setdefault(model, {})
-    if done.get((layout, attention), 0) >= width:
-        return
-    name = f"{type(model).__name__} with attn_implementation={attention!r}"
-    if width < 2 * _TAIL:
-        raise UnsupportedModelError(f"{name} has a context of {width} tokens; the self-check needs {2 * _TAIL}")
-    rounding = _ROUNDING.get(model.dtype, _HALF_ROUNDING)
-    token = running.set(True)
+    compat.refuse_autocast(model.device)
+    with compat.turn():
+        fault = _fault(model, layout, longest)
+        if fault and layout == "ragged" and not _fault(model, "padded", longest):
+            fault += "; layout='padded' serves it"
+    if fault:
+        raise UnsupportedModelError(fault)
+
+
+@torch.no_grad()
+def traits_on(model: PreTrainedModel, layout: str) -> compat.ModelTraits:
+    """The model's traits, or an error that names the cause and advises the other layout where that was seen to work."""
     try:
-        rows = _probe_rows(model, width)
-        alone = [compat.one_shot_logits(model, row, len(row)) for row in rows]
-        cached = [compat.incremental_logits(model, row, len(row) - _TAIL) for row in rows]
-        noise = max(map(_difference, cached, alone))
-        difference = _ragged_difference(model, layout, rows, alone)
-    except torch.OutOfMemoryError:
+        return compat.model_traits(model, layout)
+    except UnsupportedModelError as error:
+        with compat.turn():
+            if layout == "ragged" and not _fault(model, "padded", _WIDTH):
+                raise UnsupportedModelError(f"{error}; use layout='padded'") from None
         raise
-    except Exception as error:
+
+
+def _fault(model: PreTrainedModel, layout: str, longest: int) -> str | None:
+    """The reason why ``layout`` cannot serve the model, None if it can."""
+    verdicts = _known.setdefault(model, _Verdicts())
+    state = fingerprint(model), compat.text_config(model)._attn_implementation
+    if verdicts.state != state:
+        verdicts.state, verdicts.faults = state, {}
+    thresholds = compat.thresholds(compat.text_config(model))
+    reached = tuple((name, size) for _, name, size in thresholds if size < longest)
+    if (layout, reached) not in verdicts.faults:
+        token = running.set(True)
+        try:
+            _check(model, layout, longest, reached)
+            verdicts.faults[layout, reached] = None
+        except UnsupportedModelError as error:
+            verdicts.faults[layout, reached] = str(error)
+        finally:
+            running.reset(token)
+    return verdicts.faults[layout, reached]
+
+
+def _check(model: PreTrainedModel, layout: str, longest: int, reached: Reached) -> None:
+    attention = compat.text_config(model)._attn_implementation
+    name = f"{type(model).__name__} with attn_implementation={attention!r}"
+    context = compat.model_traits(model, layout).max_position + 1
+    if context < 2 * _TAIL:
+        raise UnsupportedModelError(f"{name} has a context of {context} tokens; the self-check needs {2 * _TAIL}")
+    width = min(_WIDTH, context)
+    structure = (compat.plain_class(model), model.config.to_json_string(), attention, layout, model.device, reached)
+    if structure not in _sound:
+        small = build_miniature(model, longest, partial(_runs, width=width))
+        if small is not None:
+            beyond = " beyond " + ", ".join(f"{key}={size}" for key, size in reached) if reached else ""
+            _Probe(small, layout, name + beyond, width, is_causal=False).run()
+            _sound.add(structure)
+        elif model.dtype in _ROUNDING:
+            width = min(max([_WIDTH, *(size + 2 * _TAIL for _, size in reached)]), context)
+        else:
+            raise UnsupportedModelError(
+                f"{name} cannot be checked in {model.dtype}, where rounding may hide a wrong mask: no small float32 "
+                "model of its class could be built"
+            )
+    _Probe(model, layout, name, width, is_causal=structure in _sound).run()
+
+
+def _runs(model: PreTrainedModel, width: int) -> bool:
+    """A miniature can be used if its logits are finite, with its cache and without."""
+    logits = [f(model, row) for row in _probe_rows(model, width) for f in (_one_shot, _incremental)]
+    return all(bool(x.isfinite().all()) for x in logits)
+
+
+class _Probe:
+    """Two rows of ``width`` and ``width - 5`` tokens, alone and on a layout.
+
+    Args:
+        name: of the model in messages.
+        is_causal: the architecture was seen to decode causally.
+    """
+
+    def __init__(self, model: PreTrainedModel, layout: str, name: str, width: int, *, is_causal: bool):
+        self.model, self.layout, self.name, self.is_causal = model, layout, name, is_causal
+        self.rounding = _ROUNDING.get(model.dtype, _HALF_ROUNDING)
+        self.rows = _probe_rows(model, width)
+
+    def run(self) -> None:
+        """Raise ``UnsupportedModelError`` with the cause that was found."""
+        alone, noise = self._own_logits()
+        try:
+            difference = _ragged_difference(self.model, self.layout, self.rows, alone)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{self.name} cannot run on the {self.layout} layout: {self._why(error)}"
+            ) from error
+        if not difference <= self.rounding and self.layout == "ragged":
+            # attention then runs in kernels of our own, so another of the model's own tells how much a kernel matters
+            noise = max(noise, *map(_difference, self._eager_logits(), alone))
+        allowed = max(self.rounding, min(8 * noise, 4 * self.rounding))
+        if not difference <= allowed:
+            raise UnsupportedModelError(
+                f"{self.name} failed the self-check of the {self.layout} layout: relative logit difference "
+                f"{difference:.1e} to its own single-row forward, rounding explains {allowed:.1e}; outputs would be "
+                "silently wrong, so it is refused"
+            )
+
+    def _own_logits(self) -> tuple[list[Tensor], float]:
+        """The model's logits of the last tokens of each row, and by how much its own cache changes them."""
+        try:
+            alone, again, cached = map(self._logits, (_one_shot, _one_shot, _incremental))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"{self.name}: its own forward over {len(self.rows[0])} tokens, or over as many with a KV cache, fails "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        _refuse_unstable(self.model, self.name, alone, again)
+        noise = max(map(_difference, cached, alone))
+        if not noise <= 4 * self.rounding:
+            raise UnsupportedModelError(
+                f"{self.name}: its own logits with a KV cache differ from those without one by {noise:.1e} (relative), "
+                + self._why_own_cache_matters()
+            )
+        return alone, noise
+
+    def _logits(self, forward: Callable[[PreTrainedModel, Tensor], Tensor]) -> list[Tensor]:
+        return [forward(self.model, row) for row in self.rows]
+
+    def _why_own_cache_matters(self) -> str:
+        if self.is_causal and self.model.training:
+            return "and it is in training mode, perhaps with gradient checkpointing; call model.eval()"
+        if self.is_causal:
+            return (
+                "though its architecture decodes causally: a token's logits depend on the tokens that are computed "
+                "beside it, as when a module quantizes activations by the range of a whole forward"
+            )
+        return "so it does not decode causally and no cached decoding can be checked against it"
+
+    def _why(self, error: Exception) -> str:
+        if self.layout == "padded" and not compat.takes_4d_mask(self.model, self.rows[0]):
+            return "its forward takes no 4D attention mask"
+        return f"{type(error).__name__}: {error}; a model must take {LAYOUTS[self.layout].needs}"
+
+    def _eager_logits(self) -> list[Tensor]:
+        with compat.attention_set(compat.attention_configs(self.model), "eager"):
+            return self._logits(_one_shot)
+
+
+def _one_shot(model: PreTrainedModel, row: Tensor) -> Tensor:
+    return compat.one_shot_logits(model, row, _TAIL + 1)
+
+
+def _incremental(model: PreTrainedModel, row: Tensor) -> Tensor:
+    return compat.incremental_logits(model, row, len(row) - _TAIL, _TAIL + 1)
+
+
+def _refuse_unstable(model: PreTrainedModel, name: str, alone: list[Tensor], again: list[Tensor]) -> None:
+    if any(bool(x.isnan().any()) for x in alone):
+        broken = next((key for key, weight in model.named_parameters() if not weight.isfinite().all()), None)
+        raise UnsupportedModelError(f"{name} gives NaN as logits" + (f": {broken} holds NaN or Inf" if broken else ""))
+    # kernels of a GPU may add in any order
+    tolerance = 0.0 if model.device.type == "cpu" else _ROUNDING.get(model.dtype, _HALF_ROUNDING)
+    if not max(map(_difference, again, alone)) <= tolerance:
+        training = any(module.training for module in model.modules())
         raise UnsupportedModelError(
-            f"{name} cannot run on the {layout} layout ({type(error).__name__}: {error}); a model must take "
-            f"{LAYOUTS[layout].needs}"
-        ) from error
-    finally:
-        running.reset(token)
-    if not noise <= 4 * rounding:
-        raise UnsupportedModelError(
-            f"{name}: its own logits with a KV cache differ from those without one by {noise:.1e} (relative), so it "
-            "does not decode causally and no cached decoding can be checked against it"
+            f"{name} gives other logits when it runs the same text again"
+            + (": it is in training mode, with dropout; call model.eval()" if training else "")
         )
-    if not difference <= rounding and layout == "ragged":
-        # attention then runs in kernels of our own, so another of the model's own tells how much a kernel matters
-        noise = max(noise, *map(_difference, _eager_logits(model, rows), alone))
-    allowed = max(rounding, min(8 * noise, 4 * rounding))
-    if not difference <= allowed:
-        raise UnsupportedModelError(
-            f"{name} failed the self-check of the {layout} layout: relative logit difference {difference:.1e} to its "
-            f"own single-row forward, rounding explains {allowed:.1e}; outputs would be silently wrong, so it is "
-            "refused" + ("; layout='padded' may serve it" if layout == "ragged" else "")
-        )
-    done[layout, attention] = width
 
 
 def _probe_rows(model: PreTrainedModel, width: int) -> list[Tensor]:
@@ -85,13 +234,12 @@ def _probe_rows(model: PreTrainedModel, width: int) -> list[Tensor]:
     return [torch.randint(size, (n,), generator=generator, device="cpu").to(model.device) for n in (width, width - 5)]
 
 
-def _eager_logits(model: PreTrainedModel, rows: list[Tensor]) -> list[Tensor]:
-    with compat.attention_set(compat.attention_configs(model), "eager"):
-        return [compat.one_shot_logits(model, row, len(row)) for row in rows]
-
-
 def _ragged_difference(model: PreTrainedModel, layout: str, rows: list[Tensor], alone: list[Tensor]) -> float:
-    """Largest relative difference over a prefill, a verify with ragged acceptance and the verify after it."""
+    """Largest relative difference over a prefill, a verify with ragged acceptance and the verify after it.
+
+    Args:
+        alone: logits of the last ``_TAIL + 1`` tokens of each row.
+    """
     known = [len(row) - _TAIL for row in rows]
     width = max(known)
     input_ids = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, known)])
@@ -106,9 +254,9 @@ def _ragged_difference(model: PreTrainedModel, layout: str, rows: list[Tensor], 
             drafts[b, n:] = (drafts[b, n:] + 1) % compat.text_config(model).vocab_size
         # the second row drafts less where it can
         logits = follower.verify(drafts, [num_drafts, max(accepted[1], num_drafts - 1)])
-        differences += [
-            _difference(logits[b, : n + 1], alone[b][k - 1 : k + n]) for b, (k, n) in enumerate(zip(known, accepted))
-        ]
+        for b, (k, n, row) in enumerate(zip(known, accepted, rows)):
+            first = k - len(row) + _TAIL
+            differences.append(_difference(logits[b, : n + 1], alone[b][first : first + n + 1]))
         n_accepted = input_ids.new_tensor(accepted)
         target_ids = torch.stack([row[k : k + num_drafts + 1] for row, k in zip(rows, known)])
         batch.advance(batch.commit(drafts, target_ids, n_accepted, n_accepted).tolist())

@@ -8,7 +8,7 @@ import torch
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from transformers import DynamicCache
 
-from specdec_fast import EQSpec, EXSpec, ModelDrafter, autoregressive
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, autoregressive, selfcheck
 from specdec_fast.audit.probe import Probe
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.strategies.holes import HoleBatch
@@ -238,7 +238,7 @@ def test_a_planted_violation_is_found_where_it_is(family, plant, monkeypatch):
     def planting(self, summary):
         nonlocal rounds
         order = advance(self, summary)
-        rounds += 1
+        rounds += not selfcheck.running.get()
         if rounds == 4:
             kind, layer, column = plant(self, 1)
             expected.update(kind=kind, layer=layer, physical=column)
@@ -251,7 +251,6 @@ def test_a_planted_violation_is_found_where_it_is(family, plant, monkeypatch):
 
     target, draft = make_pair(family)
     decoder = EQSpec(target, ModelDrafter(draft), num_draft_tokens=4, layout="padded")
-    decoder.generate(*left_pad(PROMPTS, 0), max_new_tokens=2, eos_token_id=[])
     monkeypatch.setattr(PaddedBatch, "advance", planting)
     monkeypatch.setattr(PaddedCache, "write_at", noting)
     probe, _ = probed(decoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .. import compat
 from ..acceptance import Acceptance
 from ..decoder import Decoder
 from ..drafters import Drafter
@@ -39,8 +41,9 @@ class EXSpec(Decoder):
             rounds that serving the window takes.
         kv_budget_bytes: KV bytes that target and draft may take; fewer rows run where they would need more. While a
             pool grows, one tensor of it is held twice.
-        max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context. The padded layout holds
-            two to three times that for each row, so give it there, or give the prompts as a list.
+        max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context (of a longrope model,
+            what stays before its switch). The padded layout holds two to three times that for each row, so give it
+            there, or give the prompts as a list.
         prefill_tokens: prompt tokens that ride along with a round, ragged layout.
         slack: columns by which a row may lead over the edge of its batch, policy ``same-end``; ``None`` is half of
             ``num_draft_tokens``, rounded up.
@@ -72,6 +75,12 @@ class EXSpec(Decoder):
         acceptance: Acceptance | None = None,
     ):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
+        if self.context < super().context:
+            warnings.warn(
+                f"{type(target).__name__} changes the angles of all positions beyond {compat.rope_switch(target)} "
+                f"tokens (longrope), so rows of more than {self.context} tokens are refused",
+                stacklevel=2,
+            )
         if max_length is not None and (type(max_length) is not int or not 2 <= max_length <= self.context):
             raise InputError(f"max_length={max_length!r}: need an integer from 2 to the context of {self.context}")
         if kv_budget_bytes is not None and (type(kv_budget_bytes) is not int or kv_budget_bytes < 1):
@@ -90,6 +99,12 @@ class EXSpec(Decoder):
         }
         # so that a setting that is out of range is refused here
         self.scheduler(self.max_length, None)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a row. Of a longrope model, rows and their drafts stay before its switch."""
+        switch = compat.rope_switch(self.target)
+        return super().context if switch is None else min(super().context, switch - self.num_draft_tokens)
 
     def generate(
         self,

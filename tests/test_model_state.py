@@ -1,0 +1,171 @@
+"""A verdict about a model ends with the state it was reached in, and a refusal names the cause that was found."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tiny_models import greedy_oracle, make_model, make_prompts
+from torch import nn
+
+from specdec_fast import EQSpec, EXSpec, NgramDrafter, compat, selfcheck
+from specdec_fast.errors import InputError, UnsupportedModelError
+from specdec_fast.fingerprint import fingerprint
+from specdec_fast.layouts import LAYOUTS
+
+PROMPT = torch.tensor([[5, 6, 7, 5, 6]])
+
+
+def generate(model, layout=None):
+    return EQSpec(model, NgramDrafter(), layout=layout).generate(PROMPT, max_new_tokens=8, eos_token_id=[])
+
+
+class Adapter(nn.Module):
+    """A linear layer with a low-rank addition that can be switched off, with dropout before it."""
+
+    def __init__(self, base, dropout):
+        super().__init__()
+        self.base, self.dropout = base, nn.Dropout(dropout)
+        self.down = nn.Linear(base.in_features, 2, bias=False, dtype=base.weight.dtype)
+        self.up = nn.Linear(2, base.out_features, bias=False, dtype=base.weight.dtype)
+        self.disabled = False
+
+    def forward(self, x):
+        return self.base(x) if self.disabled else self.base(x) + self.up(self.down(self.dropout(x)))
+
+
+def adapted(dropout):
+    model = make_model("llama", seed=2)
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapter(attention.q_proj, dropout)
+    return model.eval()
+
+
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_dropout_that_is_switched_on_after_the_check_is_refused(layout):
+    model = adapted(dropout=0.3)
+    generate(model, layout)
+    model.train()
+    with pytest.raises(UnsupportedModelError, match=r"training mode, with dropout; call model.eval\(\)"):
+        generate(model, layout)
+    model.eval()
+    assert generate(model, layout).rows[0].token_ids == greedy_oracle(model, PROMPT[0].tolist(), 8)
+
+
+def test_training_mode_without_dropout_is_served():
+    model = make_model("llama", seed=2).train()
+    assert generate(model).rows[0].token_ids == greedy_oracle(model, PROMPT[0].tolist(), 8)
+
+
+def test_gradient_checkpointing_is_served_or_named():
+    model = make_model("llama", seed=2)
+    model.gradient_checkpointing_enable()
+    model.train()
+    text = refusal = None
+    try:
+        text = generate(model).rows[0].token_ids
+    except UnsupportedModelError as error:
+        refusal = str(error)
+    assert "call model.eval()" in refusal if refusal else text == greedy_oracle(model.eval(), PROMPT[0].tolist(), 8)
+
+
+def test_what_a_verdict_depends_on():
+    model = adapted(dropout=0.1)
+    adapter = model.model.layers[0].self_attn.q_proj
+    changes = [
+        lambda: model.train(),
+        lambda: setattr(adapter, "disabled", True),
+        lambda: adapter.up.weight.mul_(2),
+        lambda: model.load_state_dict(model.state_dict()),
+        lambda: setattr(adapter, "base", nn.Linear(adapter.base.in_features, adapter.base.out_features)),
+        lambda: setattr(adapter.dropout, "p", 0.5),
+    ]
+    seen = [fingerprint(model)]
+    with torch.no_grad():
+        for change in changes:
+            change()
+            seen.append(fingerprint(model))
+    assert len(set(seen)) == len(seen)
+    assert fingerprint(model) == seen[-1]
+
+
+def test_weights_that_turn_to_nan_are_named():
+    model = make_model("llama", seed=2)
+    generate(model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(UnsupportedModelError, match=r"NaN as logits: model\.layers\.1\.mlp\.down_proj\.weight holds"):
+        generate(model)
+
+
+def test_another_attention_implementation_is_checked_anew(monkeypatch):
+    model = make_model("llama", seed=2, dtype=torch.float32)
+    checked = []
+    check = selfcheck._check
+    monkeypatch.setattr(selfcheck, "_check", lambda *args: (checked.append(args[1]), check(*args)))
+    generate(model, "padded")
+    generate(model, "padded")
+    assert checked == ["padded"]
+    model.set_attn_implementation("eager")
+    generate(model, "padded")
+    assert checked == ["padded", "padded"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_autocast_is_refused_by_name(layout):
+    model = make_model("llama", seed=2, dtype=torch.float32)
+    stream = EXSpec(model, NgramDrafter(), layout=layout).generate([[5, 6, 7]], max_new_tokens=8)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(InputError, match=r"torch\.autocast is on"):
+            generate(model, layout)
+        with pytest.raises(InputError, match=r"torch\.autocast is on"):
+            next(stream)
+
+
+class Quantized(nn.Module):
+    """A linear layer whose inputs are rounded to 4 bits of the largest one of the forward."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        step = x.abs().amax() / 7
+        return self.base((x / step).round() * step)
+
+
+def test_activations_quantized_by_forward_are_no_lack_of_causality():
+    model = make_model("llama", seed=2)
+    for layer in model.model.layers:
+        layer.mlp.down_proj = Quantized(layer.mlp.down_proj)
+    with pytest.raises(UnsupportedModelError, match=r"architecture decodes causally.*quantizes activations"):
+        generate(model)
+
+
+def test_threads_share_a_decoder_and_nothing_is_demoted():
+    model = make_model("llama", seed=2)
+    decoder = EQSpec(model, NgramDrafter())
+    prompts = make_prompts([4, 7, 5, 9], 1)
+    oracles = [greedy_oracle(model, prompt, 16) for prompt in prompts]
+    together = threading.Barrier(4)
+
+    def run(index):
+        together.wait()
+        for _ in range(3):
+            result = decoder.generate(torch.tensor([prompts[index]]), max_new_tokens=16, eos_token_id=[])
+            assert result.rows[0].token_ids == oracles[index]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+    assert decoder.layout == "ragged"
+
+
+def test_a_failure_that_is_no_verdict_does_not_demote(monkeypatch):
+    model = make_model("llama", seed=2)
+    decoder = EQSpec(model, NgramDrafter())
+    with monkeypatch.context() as patch:
+        patch.setattr(compat, "one_shot_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            decoder.generate(PROMPT, max_new_tokens=8, eos_token_id=[])
+    decoder.generate(PROMPT, max_new_tokens=8, eos_token_id=[])
+    assert decoder.layout == "ragged"
