@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +48,15 @@ def text_config(model: PreTrainedModel):
 
 def cache_argument(model: PreTrainedModel) -> str:
     """Name of the forward argument that takes the cache: ``cache`` from 5.24 on, ``past_key_values`` before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    return "cache" if "cache" in _parameters(model) else "past_key_values"
 
 
 def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters
+    return "logits_to_keep" in _parameters(model)
+
+
+def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(plain_class(model).forward).parameters
 
 
 def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTraits:
@@ -93,6 +97,8 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} cannot generate; load it with AutoModelForCausalLM")
+    if not {"cache", "past_key_values"} & set(_parameters(model)):
+        raise UnsupportedModelError(f"{name} takes no KV cache")
     # a class that may keep a state is served where this model's layers are all attention
     if getattr(model, "_is_stateful", False) and (other or not kinds):
         raise UnsupportedModelError(

@@ -43,6 +43,7 @@ def generate(model, layout="padded"):
         ("Jamba", {}, "recurrent or state-space"),
         ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent|layers of type"),
         ("Llama4Text", {"head_dim": 16}, "chunked_attention"),
+        ("OpenAIGPT", {"n_embd": 32, "n_layer": 2, "n_head": 2}, "takes no KV cache"),
     ],
 )
 def test_state_and_chunked_layers_are_refused_by_name(name, extra, message):
