@@ -102,7 +102,6 @@ class EQSpec(Decoder):
         stop_ids = compat.eos_ids(self.target, eos_token_id)
         longest = max(lengths) + max_new_tokens
         open_batch = self._settle_layout(longest)
-        self_check(self.target, open_batch.layout, longest)
         prompts = [ids[-n:] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
         run = _Run(self, open_batch, input_ids, prompts, max_new_tokens, stop_ids)
         run.on_finish = on_finish
@@ -136,19 +135,25 @@ class EQSpec(Decoder):
             )
 
     def _settle_layout(self, longest: int) -> type[Batch]:
-        """Where the layout was left to us, take the padded one for texts with which a model fails the other's check."""
+        """Check the models; where the layout was left to us, the padded one serves texts that the other cannot."""
         if not self._may_fall_back:
+            self_check(self.target, self._batch_type.layout, longest)
             return self._batch_type
         models = [self.target, *self.drafter.models]
-        layout = fastest_layout(models)
-        if layout == "ragged":
-            try:
+        self.layout = self._checked_layout(models, longest)
+        return LAYOUTS[self.layout]
+
+    @staticmethod
+    def _checked_layout(models: list[PreTrainedModel], longest: int) -> str:
+        try:
+            if fastest_layout(models) == "ragged":
                 for model in models:
-                    self_check(model, layout, longest)
-            except UnsupportedModelError:
-                layout = "padded"
-        self.layout = layout
-        return LAYOUTS[layout]
+                    self_check(model, "ragged", longest)
+                return "ragged"
+        except UnsupportedModelError:
+            pass
+        self_check(models[0], "padded", longest)
+        return "padded"
 
     def _check_input(self, input_ids: Tensor, attention_mask: Tensor | None, max_new_tokens: int) -> list[int]:
         """Content length of each row."""
