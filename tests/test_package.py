@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import os
+import pydoc
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,33 @@ def test_folders_do_not_shadow_packages_of_that_name(name, tmp_path):
 
 def test_runs_as_a_module():
     assert "generate" in python("-m", "specdec_fast", "--help", cwd=ROOT)
+
+
+PUBLIC_MODULES = {"audit", "drafters", "errors", "hf", "models", "ops", "reference"}
+
+
+def test_dir_shows_the_public_names_and_no_others():
+    names = {name for name in dir(specdec_fast) if not name.startswith("_")}
+    assert names == {*specdec_fast.__all__} - {"__version__"}
+    assert names >= {"EQSpec", "EXSpec", "realign_cache", *PUBLIC_MODULES}
+
+
+def test_help_lists_the_public_names():
+    shown = pydoc.render_doc(specdec_fast, renderer=pydoc.plaintext)
+    listed = {line.strip().removeprefix("class ").split("(")[0] for line in shown.splitlines()}
+    assert listed >= {*specdec_fast.__all__} - {"__version__", *PUBLIC_MODULES}
+    assert all(f"    {name}\n" in shown or f"    {name} (package)\n" in shown for name in PUBLIC_MODULES)
+
+
+def test_a_public_module_needs_no_import_of_its_own():
+    # an attribute may be there already, through another test's import
+    for name in PUBLIC_MODULES:
+        assert specdec_fast.__getattr__(name).__name__ == f"specdec_fast.{name}"
+
+
+def test_importing_the_package_loads_no_framework():
+    heavy = "sorted({'torch', 'transformers'} & set(sys.modules))"
+    assert python("-c", f"import sys, specdec_fast; dir(specdec_fast); print({heavy})", cwd=ROOT) == "[]\n"
 
 
 def test_version():
