@@ -95,7 +95,7 @@ def test_a_report_is_a_page_and_its_data(command, tmp_path, capsys):
             assert (row["span"] is None) == row["exact"]
             if row["span"]:
                 assert row["text"][: row["span"][0]] == prompt["oracle_text"][: row["oracle_span"][0]]
-    html = (folder / "report.html").read_text()
+    html = (folder / "report.html").read_text(encoding="utf-8")
     assert "<h1>Not output-equivalent</h1>" in html and torch.__version__ in html
     assert html.count('<section class="card run"') == 4
 
