@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.errors import SetupError
 
 MODES = ("auto", "none", "cpu", "cuda")
@@ -24,6 +26,11 @@ def notice(text: str) -> None:
     print(f"\nspecdec-fast: {text}\n", file=sys.stderr)
 
 
+def leave_note(folder: str, reason: str) -> None:
+    """Say in the package why the C++ operators are missing, for ``specdec_fast.backends`` to read."""
+    Path(folder, "specdec_fast", "_C.missing").write_text(reason, encoding="utf-8")
+
+
 def sources(pattern: str) -> list[str]:
     return sorted(map(str, Path("csrc").glob(pattern)))
 
@@ -34,12 +41,28 @@ def missing(kind: str) -> str:
         import torch
         from torch.utils.cpp_extension import CUDA_HOME, get_cxx_compiler
     except ImportError as error:
-        return f"torch cannot be imported ({error}); install with --no-build-isolation"
+        return f"torch cannot be imported without --no-build-isolation ({error})"
     if shutil.which(get_cxx_compiler().split()[0]) is None:
         return f"there is no C++ compiler ({get_cxx_compiler()})"
     if kind == "cuda" and not (torch.version.cuda and CUDA_HOME and sources("cuda/*.cu")):
         return f"it takes a CUDA build of torch, not {torch.__version__}, and a CUDA toolkit; CUDA_HOME is {CUDA_HOME}"
     return ""
+
+
+class Source(sdist):
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Keep the link to the kernels, which setuptools would copy."""
+        super().make_release_tree(base_dir, [file for file in files if not file.startswith("specdec_fast/kernels/")])
+        Path(base_dir, "specdec_fast", "kernels").symlink_to("../kernels")
+
+
+def noting(reason: str) -> type[build_py]:
+    class Python(build_py):
+        def run(self) -> None:
+            super().run()
+            leave_note("" if self.editable_mode else self.build_lib, reason)
+
+    return Python
 
 
 def extensions() -> dict:
@@ -54,7 +77,7 @@ def extensions() -> dict:
             notice(f"building without the {kind} operators: {reason}")
     kinds = [kind for kind, reason in reasons.items() if not reason]
     if not kinds:
-        return {}
+        return {"cmdclass": {"sdist": Source, "build_py": noting(reasons.get("cpu", "SPECDEC_FAST_BUILD=none"))}}
     import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
@@ -74,6 +97,7 @@ def extensions() -> dict:
                         raise
                     notice(f"building without {self.extensions.pop().name}: {error}")
                     self.inplace, self.compiler = inplace, compiler
+            leave_note("" if inplace else self.build_lib, "they did not compile; `pip install -v` shows why")
 
     flags = {"extra_compile_args": {"cxx": CXX, "nvcc": NVCC}, "py_limited_api": True}
     modules = []
@@ -81,7 +105,7 @@ def extensions() -> dict:
         modules.append(CppExtension("specdec_fast._C", ["csrc/ops.cpp", *sources("cpu/*.cpp")], **flags))
     if "cuda" in kinds:
         modules.append(CUDAExtension("specdec_fast._C_cuda", sources("cuda/*.cu"), **flags))
-    return {"ext_modules": modules, "cmdclass": {"build_ext": Build}}
+    return {"ext_modules": modules, "cmdclass": {"sdist": Source, "build_ext": Build}}
 
 
 setup(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-PACKAGES = ("specdec-fast", "torch", "transformers", "triton")
+PACKAGES = ("specdec-fast", "transformers", "triton")
 READS = ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__", "__index__", "nonzero")
 READ_OPERATORS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
@@ -111,7 +111,8 @@ def ratio(numerator: list[float], denominator: list[float], samples: int = 10_00
 def environment(device: torch.device) -> dict[str, Any]:
     """Where a number comes from: device, threads, versions, commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    versions = {}
+    # the build, which the metadata of PyPI's wheel does not name
+    versions = {"torch": str(torch.__version__)}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

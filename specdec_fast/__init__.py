@@ -6,6 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import audit as audit
+    from . import drafters as drafters
+    from . import errors as errors
+    from . import hf as hf
+    from . import models as models
+    from . import ops as ops
+    from . import reference as reference
     from .drafters import ModelDrafter as ModelDrafter
     from .drafters import NgramDrafter as NgramDrafter
     from .drafters import SelfDrafter as SelfDrafter
@@ -25,11 +32,18 @@ _EXPORTS = {
     "SelfDrafter": "drafters",
     "realign_cache": "dropin",
 }
-__all__ = ["__version__", *_EXPORTS]
+_MODULES = ("audit", "drafters", "errors", "hf", "models", "ops", "reference")
+__all__ = ["__version__", *_EXPORTS, *_MODULES]
 
 
 def __getattr__(name: str):
     # lazy, so that the operators can be imported without transformers
     if name in _EXPORTS:
         return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

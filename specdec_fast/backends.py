@@ -16,6 +16,7 @@ VARIABLE = "SPECDEC_FAST_BACKEND"
 NAMES = ("reference", "cpu", "triton", "cuda")
 _PACKAGE = Path(__file__).parent
 _HOW_TO_BUILD = "install with `pip install --no-build-isolation`"
+_UNWANTED = "SPECDEC_FAST_BUILD=none"
 
 
 class Backend(NamedTuple):
@@ -50,6 +51,27 @@ def is_built(extension: str) -> bool:
     return any(_PACKAGE.glob(f"{extension}.*so"))
 
 
+def unbuilt_notice() -> str:
+    """A warning for CPU tensors that miss the C++ operators; empty where they are built, or nobody wanted them."""
+    if requested() != "auto" or is_built("_C") or _note() == _UNWANTED:
+        return ""
+    return (
+        f"the C++ operators are not built{_because()}; slower ones take over. Install again, where torch, "
+        "setuptools>=77 and a C++ compiler are present, with `pip install --no-build-isolation --force-reinstall "
+        f"--no-deps`; {VARIABLE}=reference does without them and without this warning"
+    )
+
+
+def _note() -> str:
+    """Why the C++ operators are missing, as setup.py left word of it."""
+    note = _PACKAGE / "_C.missing"
+    return note.read_text(encoding="utf-8") if note.exists() else ""
+
+
+def _because() -> str:
+    return f": {_note()}" if _note() else ""
+
+
 @functools.cache
 def load(extension: str) -> str:
     """Load a built extension and register its operators; returns why that failed, or an empty string."""
@@ -71,7 +93,8 @@ def interprets_triton() -> bool:
 
 def _cpu() -> Backend:
     if not is_built("_C"):
-        return Backend("cpu", False, f"not built; {_HOW_TO_BUILD} where torch and a C++ compiler are present")
+        reason = f"not built{_because()}; {_HOW_TO_BUILD} where torch and a C++ compiler are present"
+        return Backend("cpu", False, reason)
     # a process that asked for another backend must not load it: a second definition of the operators would clash
     problem = load("_C") if requested() in ("auto", "cpu") else ""
     return Backend("cpu", not problem, problem or "C++, CPU tensors")

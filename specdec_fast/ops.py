@@ -304,6 +304,19 @@ def _triton(name: str) -> Callable[..., None]:
     return getattr(importlib.import_module(f"specdec_fast.kernels.{module}"), name)
 
 
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=1)
+
+
+def _announced(text: str, kernel: Callable[..., None]) -> Callable[..., None]:
+    def run(*args) -> None:
+        _warn_once(text)
+        kernel(*args)
+
+    return run
+
+
 def _unserved(name: str, backend: str) -> Callable[..., None]:
     def run(*args) -> None:
         device = next(x for x in args if isinstance(x, Tensor)).device
@@ -321,10 +334,13 @@ def _register() -> torch.library.Library:
         for schema in SCHEMAS:
             library.define(schema)
     cuda = wanted in ("auto", "cuda") and torch.version.cuda is not None and _loaded("_C_cuda")
+    unbuilt = backends.unbuilt_notice()
     for name, (shapes, _, definition) in _OPERATORS.items():
         torch.library.register_fake(f"specdec_fast::{name}", shapes, lib=library)
         anywhere = _checked(name, definition) if wanted in ("auto", "reference") else _unserved(name, wanted)
         library.impl(name, anywhere, "CompositeExplicitAutograd")
+        if unbuilt:
+            library.impl(name, _announced(unbuilt, anywhere), "CPU")
         triton = _checked(name, lambda *args, name=name: _triton(name)(*args))
         if wanted == "triton" or (wanted == "auto" and not cuda) or (wanted != "reference" and name in _WITHOUT_CUDA):
             library.impl(name, triton, "CUDA")

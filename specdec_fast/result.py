@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 FinishReason = Literal["eos", "length", "cancelled", "error"]
 STAGES = ("draft", "verify", "accept", "commit")
+_LONGEST = 60
 
 
-@dataclass
-class RowResult:
+def _brief(value: Any) -> str:
+    """``repr`` with few digits; of tensors and long lists, their size."""
+    if isinstance(value, torch.Tensor):
+        return f"<{value.dtype} {tuple(value.shape)}>"
+    if isinstance(value, float):
+        return repr(round(value, 3))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_brief(item)}" for key, item in value.items()) + "}"
+    text = repr(value)
+    return f"<{len(value)} items>" if isinstance(value, list) and len(text) > _LONGEST else text
+
+
+class _Brief:
+    """A dataclass whose ``repr`` does not grow with the text."""
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={_brief(value)}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({shown})"
+
+
+@dataclass(repr=False)
+class RowResult(_Brief):
     """One finished row.
 
     Attributes:
@@ -34,8 +55,8 @@ class RowResult:
     accepted: int = 0
 
 
-@dataclass
-class RequestRecord:
+@dataclass(repr=False)
+class RequestRecord(_Brief):
     """The way of a request through EXSPEC, in rounds of its scheduler and seconds of its run; ``None`` where it did not
     get that far.
 
@@ -61,7 +82,7 @@ class RequestRecord:
     realigns: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class RequestResult(RowResult):
     """One request of EXSPEC that has ended; ``index`` counts the prompts.
 
@@ -74,8 +95,8 @@ class RequestResult(RowResult):
     record: RequestRecord = field(default_factory=RequestRecord)
 
 
-@dataclass
-class GenerationStats:
+@dataclass(repr=False)
+class GenerationStats(_Brief):
     """Counters of one or more ``generate`` calls; ``a + b`` merges two runs and drops their logs of single rounds.
 
     Attributes:
@@ -129,8 +150,8 @@ class GenerationStats:
         return self.host_reads / self.rounds if self.rounds else 0.0
 
 
-@dataclass
-class GenerationResult:
+@dataclass(repr=False)
+class GenerationResult(_Brief):
     """Output of a decoder.
 
     Attributes:

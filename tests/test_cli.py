@@ -146,7 +146,7 @@ def test_answers_are_shown_without_an_output(models, tmp_path, monkeypatch, caps
 
 
 def test_a_terminal_that_is_not_utf_8_shows_escapes(models, tmp_path):
-    (tmp_path / "p.txt").write_text("abc\u2028é\n")
+    (tmp_path / "p.txt").write_text("abc\u2028é\n", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "specdec_fast", "generate", "--prompts", tmp_path / "p.txt"]
         + ["--target", models / "plain", "--dtype=float32", "--max-new-tokens=2"],

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.cli import main
+from specdec_fast.cli.info import environment
 from specdec_fast.journal import Journal
 
 NUM_PROMPTS = 7
@@ -94,9 +95,14 @@ def test_a_report_is_a_page_and_its_data(command, tmp_path, capsys):
             assert (row["span"] is None) == row["exact"]
             if row["span"]:
                 assert row["text"][: row["span"][0]] == prompt["oracle_text"][: row["oracle_span"][0]]
-    html = (folder / "report.html").read_text()
+    html = (folder / "report.html").read_text(encoding="utf-8")
     assert "<h1>Not output-equivalent</h1>" in html and torch.__version__ in html
     assert html.count('<section class="card run"') == 4
+
+
+def test_the_environment_names_the_build_of_torch(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.13.0+other")
+    assert environment(torch.device("cpu"))["torch"] == "2.13.0+other"
 
 
 @pytest.mark.parametrize("option", ["--json", "--report"])

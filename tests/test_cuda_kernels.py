@@ -14,7 +14,7 @@ from gpu.ptx import DataRace, Emulator, Statistics, Trap
 from gpu.static_gate import resources
 from hypothesis import strategies as st
 
-needs_nvcc = pytest.mark.skipif(not artefacts.HAS_NVCC, reason="nvcc is not on the path")
+needs_nvcc = pytest.mark.skipif(not artefacts.HAS_NVCC, reason="no nvcc on the path for all architectures")
 
 # __launch_bounds__ of 5 blocks of 128 threads leaves this many
 REGISTERS = 96

@@ -79,7 +79,7 @@ def test_the_key_is_sent_and_shown_nowhere(model, audit, tmp_path):
         with CompletionsServer(model, answer=(status, {"error": {"message": f"bad key: {KEY}"}})).serve() as url:
             shown += audit(url)[2]
     assert "answered 401: bad key: ***" in shown and "there are no choices in bad key: ***" in shown
-    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    written = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("*") if path.is_file())
     assert "endpoint" in written and KEY not in written + shown
 
 
@@ -165,7 +165,7 @@ def test_the_page_says_what_is_unknown(model, audit, tmp_path, changes, unit):
     fast = CompletionsServer(model, overlap="swap", always=True, **changes)
     with plain.serve() as plain_url, fast.serve() as url:
         status, found, _ = audit(url, f"--endpoint-plain={plain_url}", f"--report={tmp_path / 'report'}")
-    page = (tmp_path / "report" / "report.html").read_text()
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert status == 1 and "8 of which may be near-ties for all that the server says" in page and "4 unknown" in page
     assert f"audit of {MODEL}" in page and plain_url in page and KEY not in page
     assert ("compared by <b>characters</b>" in page) == ("characters/s" in page) == (unit == "characters")

@@ -62,7 +62,7 @@ def test_output_is_sorted_and_the_journal_keeps_its_header(out):
 def test_a_row_is_on_disk_when_append_returns(out):
     journal = start(out)
     journal.append(row(1))
-    header, recorded = journal_of(out).read_text().split("\n")[:2]
+    header, recorded = journal_of(out).read_text(encoding="utf-8").split("\n")[:2]
     assert json.loads(header)["batch_size"] == 2 and json.loads(recorded) == row(1)
 
 

@@ -41,6 +41,46 @@ def test_a_forced_backend_serves_alone(backend, compiled):
     assert done.stdout.startswith(f"[0.0, 1.0, 2.0, 1.0, 2.0, 3.0] {compiled} False reference")
 
 
+UNBUILT = """
+import sys, warnings
+from pathlib import Path
+import torch
+from specdec_fast import backends
+backends._PACKAGE = Path(sys.argv[1])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    from specdec_fast import ops
+    assert not caught
+    for pool in (torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 3, 1)):
+        new, where = torch.ones(1, 1, 1, 1), torch.tensor([0])
+        ops.realign_([pool], where, where, where)
+        ops.append_kv_(pool, pool.clone(), new, new, where, where)
+print(*(warning.message for warning in caught), sep="\\n", end="")
+"""
+
+
+def warned_unbuilt(package, note=None, backend="auto") -> str:
+    """Warnings of the first calls in a ``package`` without an extension, and with the ``note`` that setup.py left."""
+    if note is not None:
+        (package / "_C.missing").write_text(note)
+    command = [sys.executable, "-c", UNBUILT, package]
+    environment = os.environ | {backends.VARIABLE: backend}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("note", [None, "there is no C++ compiler (c++)"])
+def test_the_first_call_without_the_extension_says_so_once(tmp_path, note):
+    (warning,) = warned_unbuilt(tmp_path, note).split("\n")
+    assert f"the C++ operators are not built{f': {note}' if note else ''}; " in warning
+    assert "pip install --no-build-isolation --force-reinstall" in warning
+    assert f"{backends.VARIABLE}=reference" in warning
+
+
+@pytest.mark.parametrize(("note", "backend"), [("SPECDEC_FAST_BUILD=none", "auto"), (None, "reference")])
+def test_who_wanted_no_extension_hears_nothing(tmp_path, note, backend):
+    assert warned_unbuilt(tmp_path, note, backend) == ""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can serve it")
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_a_forced_backend_that_cannot_run_says_why(backend):

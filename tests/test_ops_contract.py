@@ -206,11 +206,13 @@ def test_a_decode_round_compiles_without_a_graph_break(backend):
 
 
 IMPORT = """
-import time, torch
+import sys, time
 began = time.perf_counter()
+import torch
+loaded = time.perf_counter()
 import specdec_fast.ops
-seconds, sys = time.perf_counter() - began, __import__("sys")
-print(seconds, sorted({name.split(".")[0] for name in sys.modules} & {"transformers", "triton"}))
+share = (time.perf_counter() - loaded) / (loaded - began)
+print(share, sorted({name.split(".")[0] for name in sys.modules} & {"transformers", "triton"}))
 """
 
 
@@ -218,6 +220,6 @@ def test_importing_is_cheap_and_needs_neither_transformers_nor_triton():
     runs = [
         subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True) for _ in range(2)
     ]
-    seconds, modules = zip(*(run.stdout.split(maxsplit=1) for run in runs), strict=True)
+    shares, modules = zip(*(run.stdout.split(maxsplit=1) for run in runs), strict=True)
     assert set(modules) == {"[]\n"}
-    assert min(map(float, seconds)) < 0.2
+    assert min(map(float, shares)) < 0.05, "of the time that torch itself takes"

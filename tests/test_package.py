@@ -2,10 +2,12 @@
 
 import importlib.machinery
 import os
+import pydoc
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -18,8 +20,9 @@ ROOT = Path(__file__).parent.parent
 REPORT = "import specdec_fast, specdec_fast.kernels as k; print(specdec_fast.__file__, *k.__path__, sep='\\n')"
 
 
-def python(*arguments, cwd):
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"SPECDEC_FAST_BUILD": "none"}
+def python(*arguments, cwd, **variables):
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment = inherited | {"SPECDEC_FAST_BUILD": "none"} | variables
     done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -46,9 +49,10 @@ def checkout(tmp_path_factory):
     return copy
 
 
-def build(checkout, folder, kind):
+def build(checkout, folder, kind, **variables):
     """Build a wheel of ``kind`` and unpack it into ``folder / "site"``."""
-    python("-c", f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})", cwd=checkout)
+    script = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    python("-c", script, cwd=checkout, **variables)
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
@@ -77,6 +81,40 @@ def test_wheel_is_complete(checkout, tmp_path):
     for data in ("py.typed", "audit/report.html.jinja"):
         assert (site / "specdec_fast" / data).exists()
     assert not (site / "kernels").exists()
+    assert (site / "specdec_fast" / "_C.missing").read_text() == "SPECDEC_FAST_BUILD=none"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("no-such", "there is no C++ compiler (no-such)"), ("false", "they did not compile; `pip install -v` shows why")],
+)
+def test_a_build_that_falls_back_leaves_word_of_why(checkout, tmp_path, compiler, reason):
+    site = build(checkout, tmp_path, "wheel", SPECDEC_FAST_BUILD="auto", CXX=compiler)
+    (note,) = site.rglob("_C.missing")
+    assert note.read_text() == reason
+    assert not list(site.rglob("*.so"))
+
+
+def tracked():
+    """Paths that git holds; none outside of a git checkout."""
+    if shutil.which("git") is None:
+        return []
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_the_sdist_holds_what_git_holds(tmp_path):
+    paths = tracked()
+    if not paths:
+        pytest.skip("not a git checkout")
+    for path in paths:
+        (tmp_path / "checkout" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / "checkout" / path, follow_symlinks=False)
+    python("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=tmp_path / "checkout")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        held = {member.name.partition("/")[2] for member in archive if not member.isdir()}
+    made = {"PKG-INFO", "setup.cfg", *(path for path in held if path.startswith("specdec_fast.egg-info/"))}
+    assert held - made == set(paths)
 
 
 @pytest.mark.parametrize("name", ["kernels", "benchmarks"])
@@ -92,6 +130,33 @@ def test_folders_do_not_shadow_packages_of_that_name(name, tmp_path):
 
 def test_runs_as_a_module():
     assert "generate" in python("-m", "specdec_fast", "--help", cwd=ROOT)
+
+
+PUBLIC_MODULES = {"audit", "drafters", "errors", "hf", "models", "ops", "reference"}
+
+
+def test_dir_shows_the_public_names_and_no_others():
+    names = {name for name in dir(specdec_fast) if not name.startswith("_")}
+    assert names == {*specdec_fast.__all__} - {"__version__"}
+    assert names >= {"EQSpec", "EXSpec", "realign_cache", *PUBLIC_MODULES}
+
+
+def test_help_lists_the_public_names():
+    shown = pydoc.render_doc(specdec_fast, renderer=pydoc.plaintext)
+    listed = {line.strip().removeprefix("class ").split("(")[0] for line in shown.splitlines()}
+    assert listed >= {*specdec_fast.__all__} - {"__version__", *PUBLIC_MODULES}
+    assert all(f"    {name}\n" in shown or f"    {name} (package)\n" in shown for name in PUBLIC_MODULES)
+
+
+def test_a_public_module_needs_no_import_of_its_own():
+    # an attribute may be there already, through another test's import
+    for name in PUBLIC_MODULES:
+        assert specdec_fast.__getattr__(name).__name__ == f"specdec_fast.{name}"
+
+
+def test_importing_the_package_loads_no_framework():
+    heavy = "sorted({'torch', 'transformers'} & set(sys.modules))"
+    assert python("-c", f"import sys, specdec_fast; dir(specdec_fast); print({heavy})", cwd=ROOT) == "[]\n"
 
 
 def test_version():

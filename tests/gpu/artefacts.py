@@ -23,7 +23,15 @@ SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover"),
     "thread": ("-fsanitize=thread",),
 }
-HAS_NVCC = shutil.which("nvcc") is not None
+
+
+def _nvcc_architectures() -> list[str]:
+    if shutil.which("nvcc") is None:
+        return []
+    return subprocess.run(["nvcc", "--list-gpu-arch"], capture_output=True, text=True).stdout.split()
+
+
+HAS_NVCC = {f"compute_{arch}" for arch in ARCHITECTURES} <= {*_nvcc_architectures()}
 
 
 @functools.cache
