@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_dirs import EOS_IDS, make_tokenizer, save_pair, save_tiny
 from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
@@ -43,6 +45,9 @@ def models(tmp_path_factory):
     save_tiny(root / "other-tokenizer", reverse=True)
     config = MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=2)
     save_pair(root / "state-space", MambaForCausalLM(config))
+    shutil.copytree(root / "draft", root / "head-only")
+    head = {"lm_head.weight": target.lm_head.weight.data}
+    save_file(head, root / "head-only" / "model.safetensors", {"format": "pt"})
     return root
 
 
@@ -313,6 +318,7 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--draft": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
         ({"--draft": "other-tokenizer"}, "tokenizer is not the target's"),
         ({"--draft": "state-space"}, "state"),
+        ({"--draft": "head-only"}, "its files lack 29 tensors"),
         ({"--target": "~no-such-user/model"}, "no model at ~no-such-user/model"),
         ({"--target": "b\udcff"}, "--target is not UTF-8"),
         ({"--draft": "b\udcff"}, "--draft is not UTF-8"),
