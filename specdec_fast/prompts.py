@@ -61,7 +61,8 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, chat: 
     Args:
         prompts: what ``read`` returned.
         tokenizer: the target's.
-        chat: render each prompt with the chat template and an opened assistant turn.
+        chat: render each prompt with the chat template: an assistant turn is opened, or left open where the last
+            message is one.
 
     Raises:
         InputError: a chat without a template to render it, or a prompt without tokens.
@@ -185,8 +186,11 @@ def _encode_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int
 
 def _encode_chat(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+    begun = messages[-1]["role"] == "assistant"
     try:
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not begun, continue_final_message=begun, tokenize=True, return_dict=True
+        )
     except Exception as error:
         # templates are programs of their own: they raise what they like, for instance on roles out of turn
         raise InputError(f"the chat template rejects prompt {prompt.index}: {error}") from error

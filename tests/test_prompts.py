@@ -117,6 +117,33 @@ def test_encode_plain_and_chat():
     assert encode(prompts, tokenizer, chat=True) == [[1, a, b, 2, 1], [1, b, 2, 1, c, 2, 1]]
 
 
+SMOLLM2_SHAPE = (
+    "{% for message in messages %}{{ '<bos>' + message['role'] + ' ' + message['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<bos>assistant ' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["It is", "It is ", "q"])
+@pytest.mark.parametrize("trim", ["", ".strip()"])
+def test_a_last_message_of_the_assistant_is_continued_not_closed(content, trim):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = SMOLLM2_SHAPE.replace("['content']", f"['content']{trim}")
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+    (ids,) = encode([Prompt(0, content, chat)], tokenizer, chat=True)
+    kept = content.strip() if trim else content
+    assert tokenizer.decode(ids) == f"<bos>user q<eos><bos>assistant {kept}"
+    (ids,) = encode([Prompt(0, "q", chat[:1])], tokenizer, chat=True)
+    assert tokenizer.decode(ids) == "<bos>user q<eos><bos>assistant "
+
+
+def test_a_template_that_drops_the_message_to_continue_is_an_input_error():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is"}]
+    with pytest.raises(InputError, match=r"rejects prompt 0: .*final message does not appear"):
+        encode([Prompt(0, "It is", chat)], tokenizer, chat=True)
+
+
 def test_messages_need_a_template():
     chat = [Prompt(0, "a"), Prompt(1, "a", [{"role": "user", "content": "a"}])]
     with pytest.raises(InputError, match="prompt 1 is a list of messages"):
