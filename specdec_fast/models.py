@@ -92,19 +92,23 @@ def _locate(name: str) -> tuple[Path | str, str | None]:
         return embedded.directory(load), None
     # unlike Path.expanduser, leaves a ~user that does not exist as it is
     path = Path(os.path.expanduser(name))
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and _is_gguf(path):
         return path.parent, _require_gguf(path.name)
     if path.is_dir():
         if (path / "config.json").exists():
             return path, None
-        files = sorted(file.name for file in path.glob("*.gguf"))
+        files = sorted(file.name for file in path.iterdir() if _is_gguf(file))
         if len(files) != 1:
             found = f"{len(files)} .gguf files; name one of them" if files else "neither config.json nor a .gguf file"
             raise InputError(f"{name} is no model directory: it has {found}")
         return path, _require_gguf(files[0])
-    if path.exists() or name.count("/") > 1 or name.startswith(("/", ".", "~")) or path.suffix == ".gguf":
+    if path.exists() or name.count("/") > 1 or name.startswith(("/", ".", "~")) or _is_gguf(path):
         raise InputError(f"no model at {name}: use {embedded.NAME}, a Hub id, a model directory or a .gguf file")
     return name, None
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
 
 
 def _require_gguf(file: str) -> str:

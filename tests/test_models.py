@@ -155,6 +155,8 @@ def test_a_head_that_is_tied_need_not_be_in_the_checkpoint(tiny, tmp_path):
 def test_tensors_missing_from_a_gguf_file_are_named(tmp_path):
     model, tokenizer = load(str(save_gguf(tmp_path / "tiny.gguf")), dtype="float32", device="cpu")
     assert model.config.num_hidden_layers == 3 and tokenizer.decode(tokenizer("abc")["input_ids"]) == "abc"
+    shouted, _ = load(str(save_gguf(tmp_path / "SHOUTED.GGUF")), dtype="float32", device="cpu")
+    assert all(map(torch.equal, model.parameters(), shouted.parameters()))
     with pytest.raises(InputError, match=ATTENTION):
         load(str(save_gguf(tmp_path / "cut.gguf", without="layers.1.self_attn")))
 

@@ -22,9 +22,9 @@ class EndpointJob:
     def __init__(self, options: Options, prompts: list[Prompt], runs: list[Run], rows: Rows, screen: Display):
         from ..audit.completions import CompletionsClient
 
-        chat = next((prompt.index for prompt in prompts if prompt.messages), None)
-        if chat is not None:
-            raise InputError(f"prompt {chat} is a list of messages; a completions server takes plain text")
+        other = next((prompt.index for prompt in prompts if not prompt.is_text), None)
+        if other is not None:
+            raise InputError(f"prompt {other} is no plain text; a completions server takes nothing else")
         assert options.endpoint and options.model
         self.options, self.prompts, self.runs, self.rows, self.screen = options, prompts, runs, rows, screen
         clients = [
