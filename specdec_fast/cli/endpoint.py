@@ -24,7 +24,8 @@ class EndpointJob:
 
         other = next((prompt.index for prompt in prompts if not prompt.is_text), None)
         if other is not None:
-            raise InputError(f"prompt {other} is no plain text; a completions server takes nothing else")
+            kind = "messages" if prompts[other].messages else "token ids"
+            raise InputError(f"prompt {other} is a list of {kind}; a completions server takes plain text")
         assert options.endpoint and options.model
         self.options, self.prompts, self.runs, self.rows, self.screen = options, prompts, runs, rows, screen
         clients = [
