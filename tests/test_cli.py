@@ -340,6 +340,7 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
         ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
         ({"--output": "/proc/out.jsonl"}, "cannot write"),
+        ({"--output": ""}, "it is no regular file"),
         ({"--stats": "/no/such/folder/stats.json"}, "there is no folder"),
         ({"--max-new-tokens": "500"}, "prompt 2 is too long: 20 tokens and 500 new"),
     ],

@@ -67,8 +67,8 @@ class Options:
 
     @property
     def file(self) -> Path | None:
-        """The file that rows go to, if they do."""
-        return Path(self.output) if self.output and not self.prints_rows else None
+        """The file that rows go to, if any."""
+        return None if self.output is None or self.prints_rows else Path(self.output)
 
 
 def generate(
