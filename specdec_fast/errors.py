@@ -16,6 +16,10 @@ class UnsupportedModelError(InputError):
     """A model whose cache or attention this package cannot keep correct."""
 
 
+class WriteError(InputError, OSError):
+    """A file that could not be written any further; the message names it."""
+
+
 class EndpointError(InputError):
     """A server that cannot be reached, or answers with something else than a completion.
 

@@ -8,10 +8,12 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from .errors import InputError
+from .paths import writing
 from .prompts import Prompt
 
 Row = dict[str, Any]
@@ -35,12 +37,14 @@ class Rows:
     Attributes:
         rows: the rows so far.
         resumed: how many of them an earlier run recorded.
+        finished: all rows are where they shall be.
     """
 
     def __init__(self, total: int):
         self.total = total
         self.rows: dict[int, Row] = {}
         self.resumed = 0
+        self.finished = False
 
     def __enter__(self) -> Self:
         return self
@@ -59,6 +63,7 @@ class Rows:
 
     def finish(self) -> None:
         """All rows are there."""
+        self.finished = True
 
 
 class Journal(Rows):
@@ -89,7 +94,7 @@ class Journal(Rows):
         self.path = journal_path(output)
         self._prompts = prompts
         self._header = {**settings, "prompts": len(prompts), "prompts_sha256": _digest(prompts)}
-        self._begun = self._finished = False
+        self._begun = False
         self._file = _open_locked(self.path)
         try:
             self._take_up(resume)
@@ -105,23 +110,27 @@ class Journal(Rows):
         """Record a finished row, unless its index has one; a process killed right after does not lose it."""
         if row["index"] in self.rows:
             return
+        with writing(self.path):
+            if not self._begun:
+                # not before, so that a run without rows leaves the record of an earlier one
+                self._file.truncate(0)
+                self._write(row_line(self._header))
+                self._begun = True
+            self._write(row_line(row))
         super().append(row)
-        if not self._begun:
-            # not before, so that a run without rows leaves the record of an earlier one
-            self._file.truncate(0)
-            self._file.write(_line(self._header))
-            self._begun = True
-        self._file.write(_line(row))
-        self._file.flush()
 
     def finish(self) -> None:
         """Write the output, sorted by index and in one step, and reduce the journal to its header."""
-        if self._finished:
+        if self.finished:
             return
         _replace(self.output, [self.rows[index] for index in sorted(self.rows)])
         _replace(self.path, [self._header | {"finished": True}])
-        self._finished = True
         self._file.close()
+        super().finish()
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            line = line[self._file.write(line) :]
 
     def _take_up(self, resume: bool) -> None:
         self._file.seek(0)
@@ -150,7 +159,7 @@ class Journal(Rows):
         else:
             self._keep(self.path, 2, rows)
             self._file.truncate(sum(len(line) + 1 for line in lines))
-        self._begun, self._finished = True, finished
+        self._begun, self.finished = True, finished
 
     def _compare(self, found: Settings) -> None:
         header = self._header
@@ -200,11 +209,10 @@ def journal_path(output: Path) -> Path:
     return real.with_name(f"{real.name}.journal")
 
 
-def _open_locked(path: Path) -> BinaryIO:
-    try:
-        file = path.open("ab+")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+def _open_locked(path: Path) -> FileIO:
+    with writing(path):
+        # unbuffered, so that a full disk is noticed at the row that it cuts short, and not again at the end
+        file = path.open("ab+", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # the run that held it may have put another file there, or none
@@ -222,21 +230,28 @@ def _replace(path: Path, records: list[Row]) -> None:
     # neither the name of anyone's output nor longer than the journal's
     temporary = path.with_name(f".specdec-{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.writelines(map(_line, records))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with writing(path):
+            with temporary.open("xb") as file:
+                file.writelines(map(row_line, records))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
     # escaped, since the early messages of a chat may hold surrogates
-    return hashlib.sha256(json.dumps([[prompt.text, prompt.messages] for prompt in prompts]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([_identity(prompt) for prompt in prompts]).encode()).hexdigest()
 
 
-def _line(record: Row) -> bytes:
+def _identity(prompt: Prompt) -> list[Any]:
+    more = [prompt.token_ids, prompt.fields] if prompt.token_ids or prompt.fields else []
+    return [prompt.text, prompt.messages, *more]
+
+
+def row_line(record: Row) -> bytes:
+    """A row as its line of a JSONL file."""
     return f"{json.dumps(record, ensure_ascii=False)}\n".encode()
 
 
@@ -245,7 +260,7 @@ def _parse(path: Path, lines: list[bytes]) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            _line(record)  # a surrogate could not be written again
+            row_line(record)  # a surrogate could not be written again
         except (ValueError, RecursionError) as error:
             raise _corrupt(path, number, str(error)) from error
         if not isinstance(record, dict):

@@ -41,7 +41,7 @@ def load(
 
     Args:
         name: ``smollm2``, a Hub id, a local directory (safetensors, or a single ``.gguf``), or a ``.gguf`` file.
-            Pickled weights are refused.
+            Pickled weights are refused, and so are files that lack a tensor of the model.
         dtype: see ``resolve_dtype``.
         device: see ``resolve_device``.
         trust_remote_code: run model code that the Hub repository carries.
@@ -92,19 +92,23 @@ def _locate(name: str) -> tuple[Path | str, str | None]:
         return embedded.directory(load), None
     # unlike Path.expanduser, leaves a ~user that does not exist as it is
     path = Path(os.path.expanduser(name))
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and _is_gguf(path):
         return path.parent, _require_gguf(path.name)
     if path.is_dir():
         if (path / "config.json").exists():
             return path, None
-        files = sorted(file.name for file in path.glob("*.gguf"))
+        files = sorted(file.name for file in path.iterdir() if _is_gguf(file))
         if len(files) != 1:
             found = f"{len(files)} .gguf files; name one of them" if files else "neither config.json nor a .gguf file"
             raise InputError(f"{name} is no model directory: it has {found}")
         return path, _require_gguf(files[0])
-    if path.exists() or name.count("/") > 1 or name.startswith(("/", ".", "~")) or path.suffix == ".gguf":
+    if path.exists() or name.count("/") > 1 or name.startswith(("/", ".", "~")) or _is_gguf(path):
         raise InputError(f"no model at {name}: use {embedded.NAME}, a Hub id, a model directory or a .gguf file")
     return name, None
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
 
 
 def _require_gguf(file: str) -> str:
@@ -118,7 +122,7 @@ def _read(
     name: str, location: Path | str, gguf_file: str | None, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     options: dict[str, Any] = {
         "trust_remote_code": trust_remote_code,
@@ -128,6 +132,9 @@ def _read(
     # the config first: a wrong name fails there at once, and with the clearest message
     _attempt(name, "config", lambda: AutoConfig.from_pretrained(location, **options))
     tokenizer = _attempt(name, "tokenizer", lambda: AutoTokenizer.from_pretrained(location, **options))
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):
+        # made up by transformers where a directory has none
+        raise InputError(f"cannot load the tokenizer of {name}: it knows no text; are its files missing?")
     options |= {"dtype": dtype, "use_safetensors": True}
     if gguf_file and hasattr(transformers, "GgufConfig"):
         # from 5.24 on the weights may otherwise stay packed, behind kernels of their own
@@ -135,8 +142,39 @@ def _read(
     # the GGUF reader has a progress bar of its own that knows no switch
     silent = gguf_file is not None and not sys.stderr.isatty()
     with contextlib.redirect_stderr(io.StringIO()) if silent else contextlib.nullcontext():
-        model = _attempt(name, "model", lambda: AutoModelForCausalLM.from_pretrained(location, **options))
+        model = _attempt(name, "model", lambda: _read_weights(location, options))
     return model, tokenizer
+
+
+def _read_weights(location: Path | str, options: dict[str, Any]) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    # transformers gives random values to what a file lacks, and to what has another shape
+    told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(location, **options, **told)
+    except OSError as error:
+        if pickled := _pickled_weights(location):
+            raise InputError(
+                f"{pickled} is a pickle, which can run code when it is read; only safetensors and GGUF are read"
+            ) from error
+        raise
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(f"its files lack {len(missing)} tensors: {', '.join(missing[:3])}{more}")
+    if mismatched := sorted(info["mismatched_keys"]):
+        key, found, needed = mismatched[0]
+        raise InputError(f"{key} is of shape {list(found)}, the config asks for {list(needed)}")
+    return model
+
+
+def _pickled_weights(location: Path | str) -> str | None:
+    from transformers import utils
+
+    if any(utils.has_file(location, name) for name in (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME)):
+        return None
+    pickles = (utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
+    return next((name for name in pickles if utils.has_file(location, name)), None)
 
 
 def _attempt(name: str, part: str, load_part: Callable[[], Any]) -> Any:

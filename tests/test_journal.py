@@ -1,6 +1,7 @@
 """The journal: nothing finished is lost, nothing foreign is taken up."""
 
 import json
+import resource
 
 import pytest
 
@@ -232,6 +233,21 @@ def test_a_failed_write_leaves_the_rows_and_no_temporary_file(out, monkeypatch):
     assert [path.name for path in out.parent.iterdir()] == ["out.jsonl.journal"]
     with start(out, resume=True) as journal:
         assert journal.complete
+
+
+def test_a_row_that_a_full_disk_cuts_short_is_named_and_not_kept(out):
+    journal = start(out)
+    journal.append(row(0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal_of(out).stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(InputError, match=r"cannot write .*out\.jsonl\.journal: File too large"), journal:
+            journal.append(row(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(journal.rows) == [0]
+    with start(out, resume=True) as journal:
+        assert list(journal.rows) == [0]
 
 
 def test_a_run_without_rows_leaves_no_journal(out):

@@ -1,13 +1,16 @@
 """Models by name: devices, dtypes, places, and the embedded target."""
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_dirs import save_tiny
+from safetensors.torch import load_file, save_file
+from tiny_dirs import save_gguf, save_tiny
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec_fast import embedded
 from specdec_fast.errors import InputError
@@ -101,8 +104,69 @@ def test_pickled_and_damaged_weights_are_refused(tiny, tmp_path):
         load(str(broken))
     (broken / "model.safetensors").unlink()
     torch.save({}, broken / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"cannot load the model of .*: Error no file named model.safetensors"):
+    with pytest.raises(InputError, match=r"cannot load the model of .*: pytorch_model\.bin is a pickle"):
         load(str(broken))
+    (broken / "pytorch_model.bin").unlink()
+    with pytest.raises(InputError, match=r"cannot load the model of .*: Error no file named model\.safetensors"):
+        load(str(broken))
+
+
+ATTENTION = r"cannot load the model of .*: its files lack 4 tensors: model\.layers\.1\.self_attn\.k_proj\.weight, "
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: {k: v for k, v in weights.items() if "layers.1.self_attn" not in k}, ATTENTION),
+        (
+            lambda weights: {"lm_head.weight": weights["lm_head.weight"]},
+            r"lack 29 tensors: model\.embed_tokens\.weight, .* and 26 more",
+        ),
+        (
+            lambda weights: weights | {"model.norm.weight": torch.ones(3)},
+            r"model\.norm\.weight is of shape \[3\], the config asks for \[64\]",
+        ),
+    ],
+    ids=["a layer's attention", "all but the head", "another shape"],
+)
+def test_weights_missing_from_a_checkpoint_are_named_not_made_up(tiny, tmp_path, change, message):
+    broken = tmp_path / "model"
+    shutil.copytree(tiny, broken)
+    save_file(change(load_file(tiny / "model.safetensors")), broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=message):
+        load(str(broken))
+
+
+def test_a_head_that_is_tied_need_not_be_in_the_checkpoint(tiny, tmp_path):
+    tied, config = tmp_path / "model", json.loads((tiny / "config.json").read_text())
+    shutil.copytree(tiny, tied)
+    (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    weights = load_file(tiny / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tied / "model.safetensors", {"format": "pt"})
+    model, _ = load(str(tied))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    del weights["model.embed_tokens.weight"]
+    save_file(weights, tied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"lack 2 tensors: lm_head\.weight, model\.embed_tokens\.weight$"):
+        load(str(tied))
+
+
+def test_tensors_missing_from_a_gguf_file_are_named(tmp_path):
+    model, tokenizer = load(str(save_gguf(tmp_path / "tiny.gguf")), dtype="float32", device="cpu")
+    assert model.config.num_hidden_layers == 3 and tokenizer.decode(tokenizer("abc")["input_ids"]) == "abc"
+    shouted, _ = load(str(save_gguf(tmp_path / "SHOUTED.GGUF")), dtype="float32", device="cpu")
+    assert all(map(torch.equal, model.parameters(), shouted.parameters()))
+    with pytest.raises(InputError, match=ATTENTION):
+        load(str(save_gguf(tmp_path / "cut.gguf", without="layers.1.self_attn")))
+
+
+def test_a_directory_without_its_tokenizer_is_refused(tmp_path):
+    config = GPT2Config(vocab_size=97, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    # transformers makes up an empty tokenizer
+    with pytest.raises(InputError, match=r"cannot load the tokenizer of .*: it knows no text; are its files missing\?"):
+        load(str(tmp_path))
 
 
 def test_missing_packages_are_named(monkeypatch, tmp_path):

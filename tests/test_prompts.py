@@ -30,6 +30,11 @@ def from_stdin(monkeypatch, data):
     return texts("-")
 
 
+def read_record(tmp_path, record):
+    (prompt,) = read(write(tmp_path, "p.jsonl", json.dumps(record)))
+    return prompt
+
+
 def test_text_file_has_a_prompt_a_line(tmp_path):
     assert texts(write(tmp_path, "p.txt", "one\r\ntwo \u2028 still two\nthree\n\n")) == [
         "one",
@@ -66,6 +71,124 @@ def test_jsonl_lines_end_at_newlines_only(tmp_path):
 def test_stdin_is_jsonl_or_lines(monkeypatch):
     assert from_stdin(monkeypatch, b'\n{"prompt": "a"}\n{"text": "b"}\n') == ["a", "b"]
     assert from_stdin(monkeypatch, b"{a\nb\n") == ["{a", "b"]
+    assert from_stdin(monkeypatch, b'[{"prompt": "a"},\n{"text": "b"}]') == ["a", "b"]
+    assert from_stdin(monkeypatch, b"[1, 2]\n[a]\n") == ["[1, 2]", "[a]"]
+
+
+def test_a_closed_stdin_is_an_input_error(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="cannot read prompts from stdin: it is closed"):
+        read("-")
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
+def test_blank_lines_are_skipped_in_every_format(tmp_path, name):
+    lines = ["a", "b"] if name == "p.txt" else ['{"prompt": "a"}', '{"prompt": "b"}']
+    path = write(tmp_path, name, "\n" + "\n \r\n\n".join(lines) + "\n\n")
+    assert [(prompt.index, prompt.text) for prompt in read(path)] == [(0, "a"), (1, "b")]
+
+
+USER, ANSWER = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "answer"}
+SHAREGPT = [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "answer"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "messages", "fields"),
+    [
+        ({"prompt": [USER]}, "ask", [USER], {}),
+        (
+            {"custom_id": "r-1", "method": "POST", "url": "/v1", "body": {"model": "m", "messages": [USER]}},
+            "ask",
+            [USER],
+            {"custom_id": "r-1", "method": "POST", "url": "/v1", "body": {"model": "m"}},
+        ),
+        ({"custom_id": "r-2", "body": {"prompt": "ask"}}, "ask", None, {"custom_id": "r-2", "body": {}}),
+        ({"id": 7, "conversations": SHAREGPT}, "ask", [USER], {"id": 7, "conversations": SHAREGPT}),
+        (
+            {"conversations": [*SHAREGPT, {"from": "human", "value": "more"}]},
+            "more",
+            [USER, ANSWER, {"role": "user", "content": "more"}],
+            {"conversations": [*SHAREGPT, {"from": "human", "value": "more"}]},
+        ),
+        ({"instruction": "ask", "input": "", "output": "x", "text": "y"}, "ask", None, {"output": "x", "text": "y"}),
+        ({"instruction": "ask", "input": "this"}, "ask\nthis", None, {}),
+        (
+            {"messages": [{"role": "user", "name": "n", "content": [{"type": "text", "text": t} for t in "ab"]}]},
+            "ab",
+            [{"role": "user", "name": "n", "content": "ab"}],
+            {},
+        ),
+        ({"messages": [USER, ANSWER]}, "answer", [USER, ANSWER], {}),
+        ({"turns": ["ask", "later"], "question_id": 81}, "ask", None, {"turns": ["ask", "later"], "question_id": 81}),
+        ({"prompt": "ask", "id": None, "meta": {"a": [1.5]}}, "ask", None, {"id": None, "meta": {"a": [1.5]}}),
+        ({"prompt": "ask", "temperature": 0.0, "n": 1}, "ask", None, {"temperature": 0.0, "n": 1}),
+        ({"prompt": "ask", "stop": None}, "ask", None, {"stop": None}),
+    ],
+)
+def test_records_of_other_tools(tmp_path, record, text, messages, fields):
+    prompt = read_record(tmp_path, record)
+    assert (prompt.text, prompt.messages, prompt.fields) == (text, messages, fields)
+
+
+@pytest.mark.parametrize("key", ["prompt", "input_ids"])
+def test_token_ids_are_continued_as_they_are(tmp_path, key):
+    tokenizer = make_tokenizer()
+    prompt = read_record(tmp_path, {key: [5, 2, 9]})
+    assert prompt.text == "[5, 2, 9]" and prompt.messages is None
+    assert encode([prompt], tokenizer, chat=True) == encode([prompt], tokenizer, chat=False) == [[5, 2, 9]]
+    with pytest.raises(InputError, match="prompt 0 has token id 97; the tokenizer knows 97 tokens"):
+        encode([read_record(tmp_path, {key: [5, 97]})], tokenizer, chat=False)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "type image_url"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "a part of type int; only text parts"),
+        ({"conversations": [{"from": "tool", "value": "x"}]}, "from is 'tool'; need one of system, human"),
+        ({"conversations": [{"from": "human"}]}, "each message must be an object with role and content"),
+        ({"input_ids": [1, -1]}, "token ids must be a list of integers of at least 0"),
+        ({"input_ids": [1, 1.5]}, "token ids must be a list of integers"),
+        ({"input_ids": [0, 5], "attention_mask": [0, 1]}, "attention_mask hides tokens"),
+        ({"custom_id": "r", "body": {"model": "m", "input": "x"}}, "body has none of the keys messages, prompt"),
+        ({"custom_id": "r", "body": "x"}, "body must be an object, not str"),
+        ({"prompt": "a", "id": "\ud800"}, "line 1 has a surrogate that is no character"),
+        ({"prompt": "a", "max_tokens": 50}, "max_tokens 50 is not served per prompt: .* --max-new-tokens sets the"),
+        ({"body": {"messages": [USER], "max_completion_tokens": 9}}, "line 1: body: max_completion_tokens 9 .*--max"),
+        ({"prompt": "a", "max_new_tokens": 50}, "max_new_tokens 50 is not served"),
+        ({"prompt": "a", "temperature": 0.7}, "temperature 0.7 is not served per prompt: leave it out"),
+        ({"prompt": "a", "stop": ["\n"]}, r'stop \["\\n"\] is not served'),
+        ({"prompt": "a", "seed": 0}, "seed 0 is not served"),
+        ({"prompt": "a", "n": 2}, "n 2 is not served"),
+        ({"prompt": "a", "sampling_params": {"top_k": 5}}, "sampling_params .* is not served"),
+        ({"prompt": "a", "system": "Be brief."}, 'system "Be brief." is not served per prompt: make it part of mess'),
+    ],
+)
+def test_what_would_be_ignored_in_silence_is_refused_by_name(tmp_path, record, message):
+    with pytest.raises(InputError, match=message):
+        read_record(tmp_path, record)
+
+
+def test_json_files_hold_a_list_or_lines(tmp_path):
+    records = [{"prompt": "a"}, {"messages": [USER]}]
+    assert texts(write(tmp_path, "p.json", json.dumps([*records, "c"], indent=2))) == ["a", "ask", "c"]
+    assert texts(write(tmp_path, "p.JSON", json.dumps(records[0], indent=2))) == ["a"]
+    assert texts(write(tmp_path, "p.json", "\n".join(map(json.dumps, records)))) == ["a", "ask"]
+    with pytest.raises(InputError, match=r"p\.json item 2 must be a JSON object, not int"):
+        read(write(tmp_path, "p.json", '["a", 5]'))
+    with pytest.raises(InputError, match="has no prompts"):
+        read(write(tmp_path, "p.json", "[]"))
+
+
+def test_skipped_errors_keep_their_place_and_say_why(tmp_path):
+    bad = [b"{", b'{"custom_id": "r", "body": {}}', b"\xff"]
+    path = write(tmp_path, "p.jsonl", b"\n".join([b'{"prompt": "a"}', *bad, b'{"prompt": "b"}']))
+    prompts = read(path, skip_errors=True)
+    assert [prompt.index for prompt in prompts] == [0, 1, 2, 3, 4]
+    assert [bool(prompt.error) for prompt in prompts] == [False, True, True, True, False]
+    assert [prompt.text for prompt in prompts[1:4]] == [*(line.decode() for line in bad[:2]), "\ufffd"]
+    assert prompts[2].fields["custom_id"] == "r" and "line 3: body has none" in prompts[2].error
+    assert prompts[3].error.endswith("line 4 is not UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -74,11 +197,10 @@ def test_stdin_is_jsonl_or_lines(monkeypatch):
         ("p.txt", "", "has no prompts"),
         ("p.txt", " \n\n", "has no prompts"),
         ("p.jsonl", "\n", "has no prompts"),
-        ("p.txt", "a\n\nb\n", "line 2 is empty"),
         ("p.txt", b"a\nb\n\xff\n", "line 3 is not UTF-8"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": \n', "line 2 is not valid JSON"),
         ("p.jsonl", '{"prompt": "a"}\n\n["b"]\n', "line 3 must be a JSON object, not list"),
-        ("p.jsonl", '{"promt": "a"}\n', "line 1 has none of the keys prompt, text"),
+        ("p.jsonl", '{"promt": "a"}\n', "line 1 has none of the keys prompt, instruction, text"),
         ("p.jsonl", '{"prompt": 5}\n', "line 1: prompt must be a string, not int"),
         ("p.jsonl", '{"prompt": null}\n', "line 1: prompt must be a string"),
         ("p.jsonl", '{"prompt": " "}\n', "line 1: prompt is empty"),
@@ -94,7 +216,7 @@ def test_stdin_is_jsonl_or_lines(monkeypatch):
         ),
         ("p.jsonl", '{"messages": [{"role": "user", "content": ""}]}\n', "line 1: the last message is empty"),
         ("p.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
-        ("p.csv", "a\n", ".txt or .jsonl file"),
+        ("p.csv", "a\n", r"\.txt, \.jsonl, \.json file"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
@@ -115,6 +237,33 @@ def test_encode_plain_and_chat():
     a, b, c = tokenizer("abc")["input_ids"]
     assert encode(prompts[:1], tokenizer, chat=False) == [[a, b]]
     assert encode(prompts, tokenizer, chat=True) == [[1, a, b, 2, 1], [1, b, 2, 1, c, 2, 1]]
+
+
+SMOLLM2_SHAPE = (
+    "{% for message in messages %}{{ '<bos>' + message['role'] + ' ' + message['content'] + '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<bos>assistant ' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("content", ["It is", "It is ", "q"])
+@pytest.mark.parametrize("trim", ["", ".strip()"])
+def test_a_last_message_of_the_assistant_is_continued_not_closed(content, trim):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = SMOLLM2_SHAPE.replace("['content']", f"['content']{trim}")
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+    (ids,) = encode([Prompt(0, content, chat)], tokenizer, chat=True)
+    kept = content.strip() if trim else content
+    assert tokenizer.decode(ids) == f"<bos>user q<eos><bos>assistant {kept}"
+    (ids,) = encode([Prompt(0, "q", chat[:1])], tokenizer, chat=True)
+    assert tokenizer.decode(ids) == "<bos>user q<eos><bos>assistant "
+
+
+def test_a_template_that_drops_the_message_to_continue_is_an_input_error():
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is"}]
+    with pytest.raises(InputError, match=r"rejects prompt 0: .*final message does not appear"):
+        encode([Prompt(0, "It is", chat)], tokenizer, chat=True)
 
 
 def test_messages_need_a_template():

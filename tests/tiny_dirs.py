@@ -41,6 +41,37 @@ def save_pair(path: Path, model: PreTrainedModel, **tokenizer_options: bool) -> 
     return path
 
 
+def save_gguf(path: Path, *, without: str | None = None) -> Path:
+    """The tiny Llama in a GGUF file, with a byte-level tokenizer; tensors named like ``without`` are left out."""
+    import gguf
+
+    model, vocabulary = make_model("llama", 0, torch.float32), make_tokenizer().get_vocab()
+    # two characters give way to two merges
+    tokens = [*sorted(vocabulary, key=vocabulary.__getitem__)[:-2], "ab", "cd"]
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, weight in model.state_dict().items():
+        if without is None or without not in key:
+            writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def save_tiny(path: Path, *, seed: int = 0, **tokenizer_options: bool) -> Path:
     """A float32 tiny Llama with ``EOS_IDS``, and generation defaults that greedy decoding must not pick up."""
     model = make_model("llama", seed, torch.float32, eos_token_id=EOS_IDS, pad_token_id=2)

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 _FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat", "probe")
 _FOR_SERVERS = ("endpoint_plain", "model", "logprobs", "timeout")
+# spelled out, since the audit's own names load torch
+_CANDIDATES = (
+    "autoregressive, exspec, eqspec, eqspec-ragged, eqspec-padded, holes, rollback, expansion; faults: bsp, dsd, "
+    "bonus-from-draft, padding-visible, rejected-kept, position-off-by-one, position-of-column, position-offset, "
+    "holes-visible, lost-token, duplicated-token, rows-swapped, stale-draft"
+)
 _ANSWER = ("token_ids", "seconds", "drafted", "accepted")
 
 
@@ -94,12 +100,12 @@ class Options:
 
 def audit(
     context: typer.Context,
-    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")],
     target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
     draft: Annotated[str, typer.Option(help="ngram, self:LAYERS, or a model.")] = "ngram",
     candidate: Annotated[
         list[str],
-        typer.Option(help="A decoder by name or module:callable; may be given more than once."),
+        typer.Option(help=f"A decoder by name ({_CANDIDATES}) or module:callable; may be given more than once."),
     ] = ["eqspec"],  # noqa: B006
     batch_sizes: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1,4,8",
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,

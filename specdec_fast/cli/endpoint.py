@@ -22,9 +22,10 @@ class EndpointJob:
     def __init__(self, options: Options, prompts: list[Prompt], runs: list[Run], rows: Rows, screen: Display):
         from ..audit.completions import CompletionsClient
 
-        chat = next((prompt.index for prompt in prompts if prompt.messages), None)
-        if chat is not None:
-            raise InputError(f"prompt {chat} is a list of messages; a completions server takes plain text")
+        other = next((prompt.index for prompt in prompts if not prompt.is_text), None)
+        if other is not None:
+            kind = "messages" if prompts[other].messages else "token ids"
+            raise InputError(f"prompt {other} is a list of {kind}; a completions server takes plain text")
         assert options.endpoint and options.model
         self.options, self.prompts, self.runs, self.rows, self.screen = options, prompts, runs, rows, screen
         clients = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, WriteError
 from ..journal import Journal, Rows, check_writable, journal_path
+from ..paths import writing
 from ..prompts import Prompt, pad_left, read
+from ..scheduler import POLICIES
 from . import display
+from .rows import PrintedRows, failed_row, with_prompt
 from .workload import Workload
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
 Method = Literal["eqspec", "exspec", "autoregressive"]
 Layout = Literal["padded", "ragged"]
+_POLICIES = "; ".join(f"{', '.join(names)} ({layout})" for layout, names in POLICIES.items())
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Options:
     dtype: str
     device: str
     chat: bool | None
-    output: Path | None
+    output: str | None
+    skip_errors: bool
     resume: bool
     check: bool
     stats: Path | None
@@ -53,9 +60,19 @@ class Options:
         """Where rows keep their KV; None where the decoder decides."""
         return self.layout or ("ragged" if self.method == "exspec" else None)
 
+    @property
+    def prints_rows(self) -> bool:
+        """Rows go to standard output."""
+        return self.output == "-"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that rows go to, if any."""
+        return None if self.output is None or self.prints_rows else Path(self.output)
+
 
 def generate(
-    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt or .jsonl file, or - for stdin.")],
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")],
     target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
     draft: Annotated[
         str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
@@ -71,7 +88,8 @@ def generate(
         int | None, typer.Option(min=1, help="Rows under way, exspec only.", show_default="4 times the batch size")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Which rows run together, exspec only.", show_default="the layout's first")
+        str | None,
+        typer.Option(help=f"Which rows run together, exspec only: {_POLICIES}.", show_default="the layout's first"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
@@ -82,7 +100,16 @@ def generate(
         bool | None,
         typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
     ] = None,
-    output: Annotated[Path | None, typer.Option(metavar="OUT.jsonl", help="Write rows here, not a table.")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="Write rows here, not a table; - for stdout: a row as soon as it and all before it are done.",
+        ),
+    ] = None,
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Give a bad line a row with its error, and go on.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target decoding each prompt alone.")] = False,
     stats: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write counters and times here.")] = None,
@@ -91,7 +118,7 @@ def generate(
     options = Options(**locals())
     _check_names(options)
     _check_method(options)
-    prompt_list = read(prompts)
+    prompt_list = read(prompts, skip_errors=skip_errors)
     _check_paths(options)
     with _open_rows(options, prompt_list) as rows:
         screen = display.open_display()
@@ -101,6 +128,8 @@ def generate(
             screen.close()
             screen.message(_describe_interruption(options, rows))
             raise typer.Exit(130) from None
+        except WriteError as error:
+            raise WriteError(f"{error}; {_describe_interruption(options, rows)}") from error
         finally:
             screen.close()
     raise typer.Exit(0 if passed else 1)
@@ -122,11 +151,11 @@ def _check_method(options: Options) -> None:
 
 
 def _check_paths(options: Options) -> None:
-    if options.resume and options.output is None:
-        raise InputError("--resume needs --output")
-    written = [check_writable(path) for path in (options.output, options.stats) if path]
-    if options.output:
-        written.append(check_writable(journal_path(options.output)))
+    if options.resume and options.file is None:
+        raise InputError("--resume needs --output, and a file")
+    written = [check_writable(path) for path in (options.file, options.stats) if path]
+    if options.file:
+        written.append(check_writable(journal_path(options.file)))
     for path in written:
         if path == Path(os.path.realpath(options.prompts)):
             raise InputError(f"{path} is the prompts file; choose another place to write")
@@ -139,8 +168,8 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
 
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
-    if options.output is None:
-        return Rows(len(prompts))
+    if options.file is None:
+        return PrintedRows(len(prompts)) if options.prints_rows else Rows(len(prompts))
     settings = {
         "method": options.method,
         "target": options.target,
@@ -153,7 +182,7 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
     if options.method != "autoregressive":
         keys = ("draft", "num_draft_tokens", "window", "policy")
         settings |= {key: getattr(options, key) for key in keys} | {"layout": options.kv_layout or "auto"}
-    return Journal(options.output, prompts, settings, resume=options.resume)
+    return Journal(options.file, prompts, settings, resume=options.resume)
 
 
 def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display) -> bool:
@@ -162,7 +191,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
         from ..result import GenerationStats
 
         rows.finish()
-        screen.message(f"nothing to do: {options.output} has a row for each of the {len(prompts)} prompts")
+        screen.message(f"nothing to do: {options.file} has a row for each of the {len(prompts)} prompts")
         _write_stats(options, GenerationStats(), None, rows, [], options.kv_layout)
         return not _any_failed(rows)
     job = _Job(options, prompts, rows, screen)
@@ -171,12 +200,15 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
     report = job.check() if options.check else None
     screen.close()
     ordered = [rows.rows[index] for index in sorted(rows.rows)]
+    # first, since the reader of a pipe may be gone
+    _write_stats(options, stats, report, rows, job.requests, job.layout)
     if options.output is None:
         display.print_answers(ordered)
-    display.print_summary(stats, len(ordered), rows.resumed)
-    if report:
-        display.print_check(report, len(ordered))
-    _write_stats(options, stats, report, rows, job.requests, job.layout)
+    # rows alone are on standard output
+    with contextlib.redirect_stdout(sys.stderr) if options.prints_rows else contextlib.nullcontext():
+        display.print_summary(stats, len(ordered), rows.resumed)
+        if report:
+            display.print_check(report, len(ordered))
     return not _any_failed(rows) and (report is None or report.mismatches == 0)
 
 
@@ -191,7 +223,9 @@ class _Job:
         self.options, self.prompts, self.rows, self.screen = options, prompts, rows, screen
         # there, a prompt that does not fit ends alone
         check_lengths = options.method != "exspec"
-        self.work = Workload(prompts, options, screen.message, check_lengths=check_lengths)
+        self.work = Workload(
+            prompts, options, screen.message, check_lengths=check_lengths, skip_errors=options.skip_errors
+        )
         self.requests: list[dict[str, Any]] = []
         self.layout: str | None = options.kv_layout
 
@@ -213,13 +247,14 @@ class _Job:
             layout=options.kv_layout,
             policy=options.policy,
         )
+        self._record_errors()
         missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]
         limits = {key: self.work.limits[key] for key in ("max_new_tokens", "eos_token_id")}
         prompts = [self.work.encoded[index] for index in missing]
         stream = decoder.generate(prompts, on_round=self.screen.update, **limits)
         for count, row in enumerate(stream, 1):
             index = missing[row.index]
-            self.rows.append(self.work.record(index, row))
+            self._record(index, row)
             self.requests.append({"index": index} | asdict(row.record))
             self.screen.advance()
             if row.error:
@@ -233,12 +268,24 @@ class _Job:
         from ..result import GenerationStats
 
         generate, stats = self._decoder(), GenerationStats()
-        for first in range(0, len(self.prompts), self.options.batch_size):
-            indices = range(first, min(first + self.options.batch_size, len(self.prompts)))
+        self._record_errors()
+        usable = [index for index in range(len(self.prompts)) if index not in self.work.errors]
+        for first in range(0, len(usable), self.options.batch_size):
+            indices = usable[first : first + self.options.batch_size]
             if any(index not in self.rows.rows for index in indices):
                 stats += self._decode_batch(generate, indices, stats)
                 self.screen.end_of_batch(display.describe_rate(stats))
         return stats
+
+    def _record(self, index: int, row: RowResult) -> None:
+        self.rows.append(with_prompt(self.work.record(index, row), self.prompts[index]))
+
+    def _record_errors(self) -> None:
+        for index in sorted(self.work.errors.keys() - self.rows.rows.keys()):
+            prompt, error = self.prompts[index], self.work.errors[index]
+            self.rows.append(with_prompt(failed_row(prompt, error), prompt))
+            self.screen.advance()
+            self.screen.message(f"prompt {index} failed: {error}")
 
     def check(self) -> Report:
         """Compare every row with the target's own greedy decoding of its prompt alone."""
@@ -272,12 +319,12 @@ class _Job:
         return partial(decoder.generate, **self.work.limits)
 
     def _decode_batch(
-        self, generate: Callable[..., GenerationResult], indices: range, before: GenerationStats
+        self, generate: Callable[..., GenerationResult], indices: list[int], before: GenerationStats
     ) -> GenerationStats:
         def on_finish(row: RowResult) -> None:
             index = indices[row.index]
             if index not in self.rows.rows:
-                self.rows.append(self.work.record(index, row))
+                self._record(index, row)
                 self.screen.advance()
 
         ids, mask = pad_left([self.work.encoded[index] for index in indices], self.work.limits["pad_token_id"])
@@ -312,15 +359,16 @@ def _write_stats(
     }
     if options.method == "exspec":
         record["requests"] = requests
-    options.stats.write_text(json.dumps(record, indent=2) + "\n")
+    with writing(options.stats):
+        options.stats.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _describe_interruption(options: Options, rows: Rows) -> str:
     done = f"stopped: {len(rows.rows)} of {rows.total} prompts are done"
     if options.output is None:
         return f"{done}; without --output nothing is kept"
-    if rows.complete:
-        return f"{done} and in {options.output}"
-    if not rows.rows:
+    if not rows.rows or options.prints_rows:
         return done
+    if rows.finished:
+        return f"{done} and in {options.file}"
     return f"{done} and kept; run the same command with --resume to go on"

@@ -1,16 +1,50 @@
-"""Runs of an audit whose rows are kept as they finish."""
+"""Rows as they finish: of an audit, on standard output, and with what their prompt brought along."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..journal import Row, Rows
+from ..journal import Row, Rows, row_line
+from ..paths import writing
+from ..prompts import Prompt
 from .display import Display
 
 if TYPE_CHECKING:
     from ..audit.compare import Run
     from ..audit.runner import AnswerBatch
+
+
+class PrintedRows(Rows):
+    """Rows on standard output, a JSON line each, in the order of their prompts: a row waits for those before it."""
+
+    def __init__(self, total: int):
+        super().__init__(total)
+        self._printed = 0
+
+    def append(self, row: Row) -> None:
+        super().append(row)
+        with writing("standard output"):
+            while self._printed in self.rows:
+                sys.stdout.buffer.write(row_line(self.rows[self._printed]))
+                self._printed += 1
+            sys.stdout.buffer.flush()
+
+
+def with_prompt(row: Row, prompt: Prompt) -> Row:
+    """``row`` with the chat and other fields of its prompt's record; ``input_fields`` holds those it has itself."""
+    chat = {"messages": prompt.messages} if prompt.messages else {}
+    taken = {*row, "messages", "error", "input_fields"}
+    more = {key: value for key, value in prompt.fields.items() if key not in taken}
+    hidden = {key: value for key, value in prompt.fields.items() if key in taken}
+    return row | chat | more | ({"input_fields": hidden} if hidden else {})
+
+
+def failed_row(prompt: Prompt, error: str) -> Row:
+    """The row of a prompt that cannot be continued."""
+    row: Row = {"index": prompt.index, "prompt": prompt.text, "text": "", "token_ids": [], "num_tokens": 0}
+    return row | {"finish_reason": "error", "rounds": 0, "drafted": 0, "accepted": 0, "error": error}
 
 
 def decode_run(

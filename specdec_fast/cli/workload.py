@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..prompts import Prompt, check_context, encode
+from ..errors import InputError
+from ..prompts import Prompt, check_length, check_template, encode_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,9 +43,11 @@ class Workload:
         target, tokenizer: as loaded.
         prompts: as read.
         encoded: token ids of each prompt.
+        errors: why a prompt cannot be continued, by its index.
         limits: ``max_new_tokens``, ``eos_token_id`` (a list) and ``pad_token_id``.
 
-    With ``check_lengths``, a prompt that does not fit the context is an error at once.
+    With ``check_lengths``, a prompt that does not fit the context is an error at once; with ``skip_errors``, errors of
+    a prompt are only noted.
     """
 
     def __init__(
@@ -53,14 +57,15 @@ class Workload:
         message: Callable[[str], None],
         *,
         check_lengths: bool = True,
+        skip_errors: bool = False,
     ):
         from .. import compat
 
         self.prompts, self._options, self._message = prompts, options, message
         self.target, self.tokenizer = self._load(options.target)
-        chat = bool(self.tokenizer.chat_template) if options.chat is None else options.chat
-        self.encoded = encode(prompts, self.tokenizer, chat)
-        self._check_lengths = check_lengths
+        self.errors = {prompt.index: prompt.error for prompt in prompts if prompt.error}
+        self._check_lengths, self._skip_errors = check_lengths, skip_errors
+        self.encoded = self._encode(options.chat)
         self._check_context(self.target, options.max_new_tokens)
         fallback = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         eos = compat.eos_ids(self.target, None) or fallback
@@ -99,9 +104,31 @@ class Workload:
             **({"error": row.error} if isinstance(row, RequestResult) and row.error else {}),
         }
 
+    def _encode(self, chat: bool | None) -> list[list[int]]:
+        use_template = bool(self.tokenizer.chat_template) if chat is None else chat
+        check_template(self.tokenizer, use_template)
+        encoded: list[list[int]] = []
+        for prompt in self.prompts:
+            encoded.append([])
+            if prompt.error is None:
+                with self._noted(prompt.index):
+                    encoded[-1] = encode_prompt(prompt, self.tokenizer, use_template)
+        return encoded
+
     def _check_context(self, model: PreTrainedModel, max_new_tokens: int) -> None:
         if self._check_lengths:
-            check_context(self.encoded, model.config, max_new_tokens)
+            for index, row in enumerate(self.encoded):
+                with self._noted(index):
+                    check_length(index, row, model.config, max_new_tokens)
+
+    @contextmanager
+    def _noted(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            if not self._skip_errors:
+                raise
+            self.errors.setdefault(index, str(error))
 
     def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         from ..models import load

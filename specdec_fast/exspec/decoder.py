@@ -142,8 +142,9 @@ class EXSpec(Decoder):
         Example:
             >>> with decoder.serve(max_new_tokens=64) as session:
             ...     answer = session.submit(prompt)
+            ...     text = tokenizers.decoders.DecodeStream()
             ...     for token in answer:
-            ...         print(tokenizer.decode([token]), end="")
+            ...         print(text.step(tokenizer.backend_tokenizer, token) or "", end="")
         """
         return Session(self._engine(self.max_length, max_new_tokens, eos_token_id))
 
