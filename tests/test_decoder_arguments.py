@@ -1,0 +1,35 @@
+"""Models, prompts and settings as transformers users hand them over: served, or refused with what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import greedy_oracle, left_pad, make_draft, make_model, make_prompts
+
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter
+from specdec_fast.layouts import LAYOUTS
+
+PROMPTS = make_prompts([7, 4, 9], seed=5)
+BATCH = left_pad(PROMPTS, 0)
+NEW = 12
+
+
+def decode(kind, model, draft, layout="ragged", eos_token_id=()):
+    """New tokens of every row of ``PROMPTS``."""
+    decoder = kind(model, draft, layout=layout)
+    if kind is EXSpec:
+        rows = decoder.generate_all(PROMPTS, max_new_tokens=NEW, eos_token_id=eos_token_id)
+    else:
+        rows = decoder.generate(*BATCH, max_new_tokens=NEW, eos_token_id=eos_token_id).rows
+    return [row.token_ids for row in rows]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", [EQSpec, EXSpec])
+@pytest.mark.parametrize("drafter", [lambda _: NgramDrafter(), lambda model: ModelDrafter(make_draft(model, 0.02, 3))])
+def test_a_default_device_of_the_caller_is_not_the_models(kind, layout, drafter):
+    model = make_model("llama", seed=2)
+    draft, want = drafter(model), [greedy_oracle(model, prompt, NEW) for prompt in PROMPTS]
+    # nothing can be read from there, so a tensor that strays shows
+    with torch.device("meta"):
+        assert decode(kind, model, draft, layout) == want
