@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedModel
 
 from .errors import InputError, UnsupportedModelError
 
@@ -202,10 +202,15 @@ def window_sizes(model: PreTrainedModel) -> list[int]:
     return [v for k, v in config.items() if ("window" in k or "chunk" in k) and type(v) is int and v > 0]
 
 
+def generation_config(model: PreTrainedModel) -> GenerationConfig:
+    """Its own, or what transformers derives from the model's config."""
+    return model.generation_config or GenerationConfig.from_model_config(model.config)
+
+
 def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Tensor | None) -> list[int]:
     """EOS ids as a list; ``None`` means the model's generation config."""
     if eos_token_id is None:
-        eos_token_id = model.generation_config.eos_token_id
+        eos_token_id = generation_config(model).eos_token_id
     if eos_token_id is None:
         return []
     given = eos_token_id.tolist() if isinstance(eos_token_id, torch.Tensor) else eos_token_id
@@ -218,7 +223,7 @@ def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Te
 def pad_id(model: PreTrainedModel, pad_token_id: int | None, stop_ids: list[int]) -> int:
     """The pad id to write after a row's end: the given one, the model's, an EOS id, or 0."""
     if pad_token_id is None:
-        pad_token_id = model.generation_config.pad_token_id
+        pad_token_id = generation_config(model).pad_token_id
     if pad_token_id is None:
         pad_token_id = stop_ids[0] if stop_ids else 0
     return int(pad_token_id)

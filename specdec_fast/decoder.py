@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
 from .drafters import Drafter, ModelDrafter
-from .errors import InputError
+from .errors import InputError, UnappliedSettingsWarning
+from .generation import unapplied
 from .layouts import LAYOUTS, fastest_layout
 
 
@@ -28,6 +29,9 @@ class Decoder:
         InputError: an argument out of range, or a draft that does not fit the target.
         UnsupportedModelError: a model that cannot be kept correct.
     """
+
+    applies_generation_config = False
+    """The target's generation config has been applied by whoever calls this decoder."""
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class Decoder:
                 "output differs from single rows by design",
                 stacklevel=3,
             )
+        if not self.applies_generation_config and (text := unapplied(target)):
+            warnings.warn(text, UnappliedSettingsWarning, stacklevel=3)
 
     @property
     def context(self) -> int:

@@ -56,7 +56,7 @@ def eqspec(
         attention_mask = model_kwargs.get("attention_mask")
         _refuse(logits_processor, stopping_criteria, generation_config)
         _refuse_inputs(model_kwargs, input_ids)
-        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        decoder = _Hooked(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
         eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),
@@ -70,6 +70,10 @@ def eqspec(
         return result.sequences
 
     return decode
+
+
+class _Hooked(EQSpec):
+    applies_generation_config = True
 
 
 def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig) -> None:

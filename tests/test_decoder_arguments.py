@@ -33,3 +33,13 @@ def test_a_default_device_of_the_caller_is_not_the_models(kind, layout, drafter)
     # nothing can be read from there, so a tensor that strays shows
     with torch.device("meta"):
         assert decode(kind, model, draft, layout) == want
+
+
+@pytest.mark.parametrize("kind", [EQSpec, EXSpec])
+def test_a_model_without_a_generation_config_ends_rows_at_the_eos_of_its_config(kind):
+    model = make_model("llama", seed=2)
+    eos = greedy_oracle(model, PROMPTS[0], NEW)[3]
+    model.config.eos_token_id, model.generation_config = eos, None
+    want = [greedy_oracle(model, prompt, NEW, eos) for prompt in PROMPTS]
+    assert decode(kind, model, NgramDrafter(), eos_token_id=None) == want
+    assert model.generation_config is None

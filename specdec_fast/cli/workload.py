@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +59,7 @@ class Workload:
 
         self.prompts, self._options, self._message = prompts, options, message
         self.target, self.tokenizer = self._load(options.target)
+        self._say_what_is_not_applied()
         chat = bool(self.tokenizer.chat_template) if options.chat is None else options.chat
         self.encoded = encode(prompts, self.tokenizer, chat)
         self._check_lengths = check_lengths
@@ -98,6 +100,15 @@ class Workload:
             "accepted": row.accepted,
             **({"error": row.error} if isinstance(row, RequestResult) and row.error else {}),
         }
+
+    def _say_what_is_not_applied(self) -> None:
+        from ..errors import UnappliedSettingsWarning
+        from ..generation import unapplied
+
+        if text := unapplied(self.target):
+            self._message(f"warning: {text}")
+            # each decoder would say it again
+            warnings.simplefilter("ignore", UnappliedSettingsWarning)
 
     def _check_context(self, model: PreTrainedModel, max_new_tokens: int) -> None:
         if self._check_lengths:
