@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
-from transformers import DynamicCache
+from transformers import DynamicCache, EosTokenCriteria, LlamaForCausalLM, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec_fast import ModelDrafter, NgramDrafter, compat, hf
 from specdec_fast.errors import InputError
@@ -51,6 +51,55 @@ def test_a_dict_is_returned_when_asked_for():
 )
 def test_what_greedy_cannot_honour_is_refused(options, message):
     with pytest.raises(InputError, match=message):
+        generate(make_model("llama", seed=2), make_prompts([4], seed=5), NgramDrafter(), **options)
+
+
+class Shorter(MaxLengthCriteria):
+    """Ends a row in a way of its own."""
+
+
+@pytest.mark.parametrize(
+    ("criterion", "message"),
+    [
+        (MaxLengthCriteria(18), r"MaxLengthCriteria.*max_length=24"),
+        (EosTokenCriteria(11), r"EosTokenCriteria.*eos_token_id=\[5, 6\]"),
+        (EosTokenCriteria([5, 6, 7]), r"EosTokenCriteria"),
+        (Shorter(24), r"Shorter"),
+    ],
+)
+def test_a_limit_of_the_callers_own_is_refused(criterion, message):
+    options = {"eos_token_id": [5, 6], "stopping_criteria": StoppingCriteriaList([criterion])}
+    with pytest.raises(InputError, match=message):
+        generate(make_model("llama", seed=2), make_prompts([4], seed=5), NgramDrafter(), **options)
+
+
+def test_a_limit_that_says_what_the_generation_config_says_is_served():
+    model, prompt = make_model("llama", seed=2), make_prompts([4], seed=5)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(24), EosTokenCriteria([6, 5])])
+    want = generate(model, prompt, NgramDrafter(), eos_token_id=[5, 6])
+    for eos in ([5, 6], torch.tensor([5, 6])):
+        out = generate(model, prompt, NgramDrafter(), eos_token_id=eos, stopping_criteria=criteria)
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"penalty_alpha": 0.6, "top_k": 4},
+        {"dola_layers": "low"},
+        {"force_words_ids": [[5]]},
+        {"constraints": [object()]},
+        {"use_mtp": True},
+        {"prompt_lookup_num_tokens": 3},
+        {"token_healing": True},
+        {"assistant_early_exit": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_another_way_of_generating_is_refused_by_name(options, monkeypatch):
+    # it looks for a tokenizer before anything is decoded
+    monkeypatch.setattr(LlamaForCausalLM, "heal_tokens", lambda self, ids, tokenizer=None: ids)
+    with pytest.raises(InputError, match=next(iter(options))):
         generate(make_model("llama", seed=2), make_prompts([4], seed=5), NgramDrafter(), **options)
 
 
