@@ -10,7 +10,7 @@ from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
 from .drafters import Drafter, ModelDrafter
 from .errors import InputError, UnappliedSettingsWarning
-from .generation import unapplied
+from .generation import refuse_own_inputs, unapplied
 from .layouts import LAYOUTS, fastest_layout
 
 
@@ -49,6 +49,7 @@ class Decoder:
         self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
         self.layout = layout or fastest_layout([target, *self.drafter.models])
         self.target, self.traits = target, compat.model_traits(target, self.layout)
+        refuse_own_inputs(target)
         self.drafter.check(target)
         self.num_draft_tokens = num_draft_tokens
         self.acceptance = acceptance or GreedyAcceptance()

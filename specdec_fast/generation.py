@@ -1,12 +1,15 @@
-"""Settings of a generation config that go beyond plain greedy search."""
+"""Things that ``model.generate`` does beyond plain greedy search over tokens: said or refused, never dropped."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+import torch
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 
 from . import compat
+from .errors import UnsupportedModelError
 
 # read only with do_sample=True, which counts by itself
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
@@ -39,11 +42,7 @@ def beyond_greedy(config: GenerationConfig) -> dict[str, Any]:
     values = {
         name: getattr(config, name, None) for name in defaults if name not in harmless and not name.startswith("_")
     }
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None and value is not False and value != defaults[name]
-    }
+    return {name: value for name, value in values.items() if not _is_empty(value) and value != defaults[name]}
 
 
 def describe(settings: dict[str, Any]) -> str:
@@ -60,3 +59,54 @@ def unapplied(model: PreTrainedModel) -> str | None:
         f"the generation config of {type(model).__name__} sets {describe(settings)}: model.generate would apply that, "
         "here it is not applied and the text is that of plain greedy search"
     )
+
+
+def refuse_own_inputs(model: PreTrainedModel) -> None:
+    """Refuse a model that ``generate`` would feed anything but its tokens, such as a soft prompt.
+
+    A class or an adapter that does so replaces ``prepare_inputs_for_generation``, which no decoder here calls. One that
+    passes on what transformers' own gives for a prompt is served.
+    """
+    prepare = model.prepare_inputs_for_generation
+    if getattr(prepare, "__func__", None) is GenerationMixin.prepare_inputs_for_generation:
+        return
+    name = f"{type(model).__name__}.prepare_inputs_for_generation"
+    try:
+        changed = _changed_inputs(model)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} is overridden and fails for a prompt of tokens alone ({type(error).__name__}: {error}), so what "
+            "generate would feed the model is unknown"
+        ) from error
+    if changed:
+        raise UnsupportedModelError(
+            f"{name} is overridden and changes {', '.join(changed)}: generate would feed the model more than its "
+            "tokens, such as a soft prompt, which cannot be passed on"
+        )
+
+
+def _changed_inputs(model: PreTrainedModel) -> list[str]:
+    """Inputs of a first forward that the model's own preparation adds or gives other values."""
+    plain = GenerationMixin.prepare_inputs_for_generation
+    cache_name = "cache" if "cache" in inspect.signature(plain).parameters else "past_key_values"
+    ids = torch.tensor([[0, 1, 2]], device=model.device)
+    cache = DynamicCache(config=model.config)
+    given: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(3, device=model.device)[None],
+        "is_first_iteration": True,
+        "use_cache": True,
+        "logits_to_keep": 1,
+    }
+    known = given | {"past_key_values": cache, "cache": cache} | plain(model, ids, **given, **{cache_name: cache})
+    own = model.prepare_inputs_for_generation(ids, **given, **{cache_name: cache})
+    changed = [name for name, value in own.items() if not _is_empty(value) and not _equal(value, known.get(name))]
+    return changed + ["cache"] * (cache.get_seq_length() > 0)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b or bool(a == b)
