@@ -99,6 +99,10 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
         )
+    if model.device.type == "meta":
+        raise UnsupportedModelError(
+            f"{name} has weights on the meta device: offloaded to CPU or disk, or never loaded; load it without offload"
+        )
 
 
 def _refuse_maskless(model: PreTrainedModel) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tiny_models import greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
-from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, hf
+from specdec_fast.errors import UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS
 
 PROMPTS = make_prompts([7, 4, 9], seed=5)
@@ -43,3 +45,16 @@ def test_a_model_without_a_generation_config_ends_rows_at_the_eos_of_its_config(
     want = [greedy_oracle(model, prompt, NEW, eos) for prompt in PROMPTS]
     assert decode(kind, model, NgramDrafter(), eos_token_id=None) == want
     assert model.generation_config is None
+
+
+def test_offloaded_weights_are_refused_by_name():
+    model = cpu_offload(make_model("llama", seed=2), torch.device("cpu"))
+    calls = {
+        "EQSpec": lambda: EQSpec(model, NgramDrafter()),
+        "EXSpec": lambda: EXSpec(model, NgramDrafter()),
+        "draft": lambda: EQSpec(make_model("llama", seed=2), model),
+        "hook": lambda: model.generate(BATCH[0], max_new_tokens=4, custom_generate=hf.eqspec(NgramDrafter())),
+    }
+    for call in calls.values():
+        with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM has weights on the meta device.*offload"):
+            call()
