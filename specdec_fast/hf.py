@@ -13,6 +13,7 @@ from transformers.generation import (
     GenerateDecoderOnlyOutput,
     LogitsProcessorList,
     MaxLengthCriteria,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 
@@ -20,6 +21,7 @@ from .acceptance import Acceptance
 from .drafters import Drafter
 from .eqspec import EQSpec
 from .errors import InputError
+from .generation import beyond_greedy, describe
 
 _PLAIN_INPUTS = ("attention_mask", "cache_position", "logits_to_keep", "use_cache")
 
@@ -56,7 +58,7 @@ def eqspec(
         attention_mask = model_kwargs.get("attention_mask")
         _refuse(logits_processor, stopping_criteria, generation_config)
         _refuse_inputs(model_kwargs, input_ids)
-        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        decoder = _Hooked(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
         eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),
@@ -72,6 +74,10 @@ def eqspec(
     return decode
 
 
+class _Hooked(EQSpec):
+    applies_generation_config = True
+
+
 def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig) -> None:
     if config.do_sample:
         raise InputError("do_sample=True: only greedy decoding is supported; pass do_sample=False")
@@ -79,12 +85,23 @@ def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, con
         raise InputError("num_beams and num_return_sequences must be 1; only greedy decoding is supported")
     if config.output_scores or config.output_logits or config.output_attentions or config.output_hidden_states:
         raise InputError("output_scores, output_logits, output_attentions and output_hidden_states are not supported")
-    names = [type(x).__name__ for x in processors]
-    names += [type(x).__name__ for x in criteria if not isinstance(x, (EosTokenCriteria, MaxLengthCriteria))]
-    if names:
+    asked = [describe({name: value}) for name, value in beyond_greedy(config).items()]
+    asked += [type(x).__name__ for x in (*processors, *(x for x in criteria if not _repeats(config, x)))]
+    if asked:
         raise InputError(
-            f"{', '.join(names)} would change the output and cannot be applied; supported are EOS and length"
+            f"{', '.join(asked)} cannot be applied; supported is greedy decoding up to the limits of the generation "
+            f"config, max_length={config.max_length} and eos_token_id={config.eos_token_id}"
         )
+
+
+def _repeats(config: GenerationConfig, criterion: StoppingCriteria) -> bool:
+    """Whether ``criterion`` asks for nothing but what ``config`` says; a caller's own takes the place of that."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == config.max_length
+    if type(criterion) is EosTokenCriteria and config.eos_token_id is not None:
+        own, given = (torch.as_tensor(x, device="cpu").flatten() for x in (config.eos_token_id, criterion.eos_token_id))
+        return set(own.tolist()) == set(given.tolist())
+    return False
 
 
 def _refuse_inputs(model_kwargs: dict[str, Any], input_ids: Tensor) -> None:
