@@ -9,6 +9,7 @@ from tiny_models import DRAFT_NOISE, FAMILIES, make_draft, make_model, make_prom
 from specdec_fast import ModelDrafter
 from specdec_fast.audit.candidates import foreign, resolve
 from specdec_fast.audit.compare import Answer, Run
+from specdec_fast.audit.diagnosis import Observation, diagnose
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.runner import Judge, decode
 from specdec_fast.audit.setting import Setting
@@ -27,17 +28,17 @@ def make_setting(family="llama", seed=1, **changes):
     return Setting(model, drafter, **settings)
 
 
-def audit(candidate, setting, batch_size=3):
+def audit(candidate, setting, batch_size=3, prompts=PROMPTS):
     answers: dict[int, Answer] = {}
     decode(
         candidate,
         setting,
-        PROMPTS,
+        prompts,
         batch_size,
         lambda index, row, seconds: answers.update({index: Answer(row.token_ids, seconds)}),
     )
-    ordered = [answers[index] for index in range(len(PROMPTS))]
-    judge = Judge(setting, Oracle(setting.target, **setting.limits), PROMPTS)
+    ordered = [answers[index] for index in range(len(prompts))]
+    judge = Judge(setting, Oracle(setting.target, **setting.limits), prompts)
     return judge.run(Run("candidate", batch_size), candidate, ordered)
 
 
@@ -60,6 +61,32 @@ def test_fault_is_found(name):
         assert all(run.equivalent and run.diagnosis == [] for run in runs), "no output may show it"
     else:
         assert all(run.mismatches > 0 and not run.equivalent and run.diagnosis for run in runs)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_dropped_entry_is_no_row_order_where_prompts_repeat(seed):
+    setting = make_setting(seed=seed, max_new_tokens=12)
+    run = audit(resolve("lost-token", setting), setting, 2, [list(PROMPTS[1]), list(PROMPTS[1])])
+    assert run.mismatches == 2
+    assert "row_order" not in {suspect.name for suspect in run.diagnosis}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "candidate", "alone", "follows"),
+    [
+        ([1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 8], None, True),
+        # both oracles are alike up to the divergence
+        ([1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 5], None, False),
+        # a short answer is the beginning of a longer one
+        ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2], [1, 2, 3, 9], None, False),
+        # of few possible answers, a wrong one is always another row's
+        ([7, 0], [9, 0], [9, 0], [9, 0], False),
+        ([7, 0], [9, 0], [9, 0], [7, 0], True),
+    ],
+)
+def test_a_row_follows_another_only_where_that_explains_more_than_its_own(own, other, candidate, alone, follows):
+    found = diagnose([Observation(own, candidate, others=[other], alone=alone)])
+    assert ("row_order" in {suspect.name for suspect in found}) == follows
 
 
 def test_a_foreign_callable_is_judged_like_any_decoder():

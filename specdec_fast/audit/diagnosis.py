@@ -104,10 +104,22 @@ def _suspect(name: Suspected, confidence: float, *evidence: str) -> Suspect | No
 
 
 def _row_order(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    share = _share(wrong, lambda row: any(partial_match(other, row.candidate) >= 0.5 for other in row.others))
+    share = _share(wrong, _follows_another)
     return _suspect(
         "row_order", share, f"{share:.0%} of the wrong rows follow the oracle of another row of their batch"
     )
+
+
+def _follows_another(row: Observation) -> bool:
+    """Half of another row's oracle, more than of its own, and not alone, where there is no other row."""
+    own = _matched(row.oracle, row.candidate)
+    better = [other for other in row.others if _matched(other, row.candidate) > own]
+    return row.alone != row.candidate and any(partial_match(other, row.candidate) >= 0.5 for other in better)
+
+
+def _matched(oracle: list[int], candidate: list[int]) -> int:
+    divergence = first_divergence(oracle, candidate)
+    return len(oracle) if divergence is None else divergence
 
 
 def _stopping(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
