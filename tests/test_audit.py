@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from tiny_models import DRAFT_NOISE, FAMILIES, make_draft, make_model, make_prompts
+from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
 from specdec_fast import ModelDrafter
 from specdec_fast.audit.candidates import foreign, resolve
@@ -116,6 +116,11 @@ def test_a_foreign_callable_is_judged_like_any_decoder():
     ("answer", "message"),
     [
         (lambda ids: None, "returned NoneType"),
+        (lambda ids: extended(ids).numpy(), "returned ndarray; need sequences"),
+        (lambda ids: extended(ids).tolist()[:1], "returned 1 rows; need one for each of 3 prompts"),
+        (lambda ids: extended(ids).tolist(), "returned a row 0 that does not begin with its prompt"),
+        (lambda ids: ["a text"] * 3, "returned a row 0 that is none of token ids"),
+        (lambda ids: [7] * 3, "returned a row 0 that is none of token ids"),
         (lambda ids: ids[:1], r"returned \[1, \d+\]"),
         (lambda ids: ids, "returned no new tokens"),
         (lambda ids: ids[:, :-1], "do not begin with input_ids"),
@@ -138,6 +143,30 @@ def test_a_foreign_answer_that_is_none(answer, message):
 
 def extended(ids, token=1):
     return torch.nn.functional.pad(ids, (0, 1), value=token)
+
+
+@pytest.mark.parametrize("row_type", [list, tuple, torch.tensor])
+def test_an_answer_may_be_a_list_of_rows_without_padding(row_type):
+    setting = make_setting(eos_token_id=[17, 40])
+
+    def answer(input_ids, attention_mask, max_new_tokens):
+        prompts = [ids[keep.bool()].tolist() for ids, keep in zip(input_ids, attention_mask, strict=True)]
+        return [
+            row_type(prompt + greedy_oracle(setting.target, prompt, max_new_tokens, [17, 40])) for prompt in prompts
+        ]
+
+    assert audit(foreign(answer, setting), setting).exact_match == 1.0
+
+
+def test_arguments_are_told_by_their_names():
+    setting = make_setting()
+
+    def greedy(model, max_new_tokens, attention_mask, input_ids):
+        return model.generate(
+            input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+        )
+
+    assert audit(foreign(greedy, setting), setting).exact_match == 1.0
 
 
 def test_what_follows_the_eos_is_no_answer():

@@ -154,14 +154,14 @@ def test_a_float32_copy_judges_the_tokens_of_a_model_in_half_precision():
     report, row = only_row(EquivalenceCheck(oracle), [*tokens[:7], other, *tokens[8:]])
     assert row.gap == pytest.approx((logits[tokens[7]] - logits[other]).item(), rel=1e-3)
     assert report.noise > 0 and model.dtype == torch.bfloat16
-    same = Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS, judge_dtype="same")
+    same = Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS, float32_judge=False)
     assert same.decode(PROMPT).token_ids == tokens and same.decode(PROMPT).gaps != oracle.decode(PROMPT).gaps
 
 
 def test_where_no_float32_copy_can_be_made_the_model_judges_and_a_warning_says_so(monkeypatch):
     model = make_model("llama", seed=1, dtype=torch.bfloat16)
     settings = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": NEW_TOKENS}
-    expected = Oracle(model, **settings, judge_dtype="same").decode(PROMPT)
+    expected = Oracle(model, **settings, float32_judge=False).decode(PROMPT)
     monkeypatch.setattr(type(model), "float", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("too large")))
     with pytest.warns(UserWarning, match=r"no float32 copy .* torch\.bfloat16 does: too large"):
         assert Oracle(model, **settings).decode(PROMPT) == expected

@@ -72,8 +72,8 @@ def weakness(noise: float | None, tied: float | None) -> str | None:
     if noise is None or tied is None or tied < _WEAK:
         return None
     return (
-        f"weak verdict: tokens less than {2 * noise:.2g} logits apart pass as near-ties, and {tied:.0%} of the target's "
-        "own tokens have another one so close; audit in float32"
+        f"weak verdict: tokens less than {2 * noise:.2g} logits apart pass as near-ties, and {tied:.0%} of the "
+        "target's own tokens have another one so close; audit in float32"
     )
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -21,7 +21,6 @@ from .. import compat
 from ..autoregressive import no_generation_defaults
 from ..errors import InputError
 
-JudgeDtype = Literal["float32", "same"]
 _CHUNK = 1 << 24
 _HALF = (torch.bfloat16, torch.float16)
 # tokens that rounding could put in place of the oracle's
@@ -69,8 +68,8 @@ class Oracle:
         max_new_tokens: new tokens per row, at least 1.
         cache_dir: where rows are kept between runs, by model weights, dtype, versions, settings and prompt;
             None keeps them in memory only.
-        judge_dtype: ``"float32"`` reads leads and noise of a model in half precision from a float32 copy of it, which
-            takes twice the model's memory; ``"same"`` from the model. The text is the model's own either way.
+        float32_judge: read leads and noise of a model in half precision from a float32 copy of it, which takes twice
+            the model's memory; else from the model. The text is the model's own either way.
 
     Raises:
         InputError: ``cache_dir`` cannot be written.
@@ -87,10 +86,10 @@ class Oracle:
         pad_token_id: int | None,
         max_new_tokens: int,
         cache_dir: Path | None = None,
-        judge_dtype: JudgeDtype = "float32",
+        float32_judge: bool = True,
     ) -> None:
         self._model = model
-        self._judge = _float32_copy(model) if judge_dtype == "float32" and model.dtype in _HALF else None
+        self._judge = _float32_copy(model) if float32_judge and model.dtype in _HALF else None
         self._config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max_new_tokens,

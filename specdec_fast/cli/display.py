@@ -146,7 +146,8 @@ def print_audit(report: AuditReport) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = SUMMARY_WIDTH
-    console.print(summary_table(report.runs, report.unit))
+    if report.runs:
+        console.print(summary_table(report.runs, report.unit))
     if report.unit != "token ids":
         print(f"compared by {report.unit}: the server returns no token ids")
     if report.weakness:
