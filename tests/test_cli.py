@@ -560,5 +560,15 @@ def test_a_check_says_which_prompts_it_has_not_seen(capsys):
     assert (
         "100.0% exact match" in (shown := capsys.readouterr().out) and "(of 1 of 2 prompts, the rest failed)" in shown
     )
+    assert "near-ties (less than" not in shown
     print_check(check.report(), 1)
     assert "the rest failed" not in capsys.readouterr().out
+
+
+def test_a_check_says_how_close_its_near_ties_are(capsys):
+    check = EquivalenceCheck(SimpleNamespace(decode=lambda _: OracleRow([7, 8], [1.0, 5.0], 1.1)))
+    check.add(0, [5], [7, 8])
+    print_check(check.report(), 1)
+    shown = capsys.readouterr().out
+    assert "0 near-ties (less than 2.2 logits apart), 0 mismatches" in shown
+    assert "weak verdict: tokens less than 2.2 logits apart pass as near-ties, and 50% of" in shown
