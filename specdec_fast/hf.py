@@ -19,6 +19,7 @@ from transformers.generation import (
 
 from .acceptance import Acceptance
 from .drafters import Drafter
+from .drafters.model import as_drafter
 from .eqspec import EQSpec
 from .errors import InputError
 from .generation import beyond_greedy, describe
@@ -45,6 +46,7 @@ def eqspec(
     Example:
         >>> model.generate(**batch, max_new_tokens=64, do_sample=False, custom_generate=eqspec(NgramDrafter()))
     """
+    drafter = as_drafter(draft)
 
     def decode(
         model: PreTrainedModel,
@@ -58,7 +60,7 @@ def eqspec(
         attention_mask = model_kwargs.get("attention_mask")
         _refuse(logits_processor, stopping_criteria, generation_config)
         _refuse_inputs(model_kwargs, input_ids)
-        decoder = _Hooked(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        decoder = _Hooked(model, drafter, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
         eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),
