@@ -33,10 +33,15 @@ def eqspec(
     """A decoding method for ``model.generate(custom_generate=...)``, for any batch size.
 
     transformers prepares inputs, limits and EOS ids as for its own methods, and gets its own result type back. Only
-    greedy decoding is served: sampling, beams, logits processors (a repetition penalty, say) and stopping criteria
-    other than length and EOS raise :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and
-    their mask, position IDs of the caller's own and a cache that holds something. transformers hands a decoding method
-    no ``streamer``, so none is served, and a cache that is passed stays empty.
+    greedy decoding is served: sampling, beams and every other way of generating, logits processors (a repetition
+    penalty, say) and stopping criteria other than the generation config's length and EOS raise
+    :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and their mask (a soft prompt, say),
+    position IDs of the caller's own and a cache that holds something. A cache that is passed stays empty.
+
+    Pass no ``streamer``: transformers keeps it to itself, so it can be neither served nor refused. It gets the prompt
+    and nothing more, and a reader of a ``TextIteratorStreamer`` waits for ever unless that has a ``timeout``. Tokens
+    come as they are committed from :meth:`EXSpec.serve <specdec_fast.EXSpec.serve>`. An ``assistant_model`` is ignored
+    likewise; the draft takes its place.
 
     Args:
         draft: a drafter or a draft model.
