@@ -42,6 +42,15 @@ class ModelTraits:
     max_position: int
 
 
+def require_model(name: str, model: Any) -> None:
+    """Refuse anything but a model as the argument ``name``."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"{name} is {model!r}; need a loaded model: AutoModelForCausalLM.from_pretrained and "
+            "specdec_fast.models.load give one"
+        )
+
+
 def text_config(model: PreTrainedModel):
     return model.config.get_text_config(decoder=True)
 

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
-from .drafters import Drafter, ModelDrafter
+from .drafters import Drafter
+from .drafters.model import as_drafter
 from .errors import InputError, UnappliedSettingsWarning
 from .generation import refuse_own_inputs, unapplied
 from .layouts import LAYOUTS, fastest_layout
@@ -47,7 +48,8 @@ class Decoder:
             raise InputError(f"num_draft_tokens={num_draft_tokens!r}: need an integer of at least 1")
         if layout not in (None, *LAYOUTS):
             raise InputError(f"layout={layout!r}: accepted are None, {', '.join(map(repr, LAYOUTS))}")
-        self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
+        compat.require_model("target", target)
+        self.drafter = as_drafter(draft)
         self.layout = layout or fastest_layout([target, *self.drafter.models])
         self.target, self.traits = target, traits_on(target, self.layout)
         refuse_own_inputs(target)

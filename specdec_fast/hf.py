@@ -19,6 +19,7 @@ from transformers.generation import (
 
 from .acceptance import Acceptance
 from .drafters import Drafter
+from .drafters.model import as_drafter
 from .eqspec import EQSpec
 from .errors import InputError
 from .generation import beyond_greedy, describe
@@ -32,10 +33,15 @@ def eqspec(
     """A decoding method for ``model.generate(custom_generate=...)``, for any batch size.
 
     transformers prepares inputs, limits and EOS ids as for its own methods, and gets its own result type back. Only
-    greedy decoding is served: sampling, beams, logits processors (a repetition penalty, say) and stopping criteria
-    other than length and EOS raise :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and
-    their mask, position IDs of the caller's own and a cache that holds something. transformers hands a decoding method
-    no ``streamer``, so none is served, and a cache that is passed stays empty.
+    greedy decoding is served: sampling, beams and every other way of generating, logits processors (a repetition
+    penalty, say) and stopping criteria other than the generation config's length and EOS raise
+    :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and their mask (a soft prompt, say),
+    position IDs of the caller's own and a cache that holds something. A cache that is passed stays empty.
+
+    Pass no ``streamer``: transformers keeps it to itself, so it can be neither served nor refused. It gets the prompt
+    and nothing more, and a reader of a ``TextIteratorStreamer`` waits for ever unless that has a ``timeout``. Tokens
+    come as they are committed from :meth:`EXSpec.serve <specdec_fast.EXSpec.serve>`. An ``assistant_model`` is ignored
+    likewise; the draft takes its place.
 
     Args:
         draft: a drafter or a draft model.
@@ -45,6 +51,7 @@ def eqspec(
     Example:
         >>> model.generate(**batch, max_new_tokens=64, do_sample=False, custom_generate=eqspec(NgramDrafter()))
     """
+    drafter = as_drafter(draft)
 
     def decode(
         model: PreTrainedModel,
@@ -58,7 +65,7 @@ def eqspec(
         attention_mask = model_kwargs.get("attention_mask")
         _refuse(logits_processor, stopping_criteria, generation_config)
         _refuse_inputs(model_kwargs, input_ids)
-        decoder = _Hooked(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        decoder = _Hooked(model, drafter, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
         eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),

@@ -6,9 +6,10 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from tiny_models import greedy_oracle, left_pad, make_draft, make_model, make_prompts
+from transformers import BatchEncoding
 
 from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, hf
-from specdec_fast.errors import UnsupportedModelError
+from specdec_fast.errors import InputError, UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS
 
 PROMPTS = make_prompts([7, 4, 9], seed=5)
@@ -58,3 +59,69 @@ def test_offloaded_weights_are_refused_by_name():
     for call in calls.values():
         with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM has weights on the meta device.*offload"):
             call()
+
+
+TEXTS = ["Once upon a time", "def add(a, b):"]
+TOKENIZE = r"tokenizer\(prompts, return_tensors='pt', padding=True, padding_side='left'\)"
+NO_TENSORS = {
+    "a string": (TEXTS[0], f"input_ids is a str.*{TOKENIZE}"),
+    "strings": (TEXTS, f"input_ids is a list.*{TOKENIZE}"),
+    "lists of ids": ([[5, 6], [7, 8]], f"input_ids is a list.*{TOKENIZE}"),
+    "a tokenizer's batch": (BatchEncoding({"input_ids": BATCH[0]}), f"input_ids is a BatchEncoding.*{TOKENIZE}"),
+    "nothing": (None, f"input_ids is a NoneType.*{TOKENIZE}"),
+}
+
+
+@pytest.mark.parametrize(("prompts", "message"), NO_TENSORS.values(), ids=NO_TENSORS)
+def test_prompts_that_are_no_tensor_are_refused_with_what_to_do(prompts, message):
+    with pytest.raises(InputError, match=message):
+        EQSpec(make_model("llama", seed=2), NgramDrafter()).generate(prompts, max_new_tokens=NEW)
+
+
+def test_a_mask_that_is_no_tensor_is_refused():
+    decoder = EQSpec(make_model("llama", seed=2), NgramDrafter())
+    with pytest.raises(InputError, match=r"attention_mask is a list; need a tensor"):
+        decoder.generate(BATCH[0], BATCH[1].tolist(), max_new_tokens=NEW)
+
+
+def test_right_padding_is_refused_with_what_to_do():
+    model, message = make_model("llama", seed=2), "row 0 of attention_mask is not left-padded.*padding_side='left'"
+    ids, mask = (x.flip(1) for x in BATCH)
+    with pytest.raises(InputError, match=message):
+        EQSpec(model, NgramDrafter()).generate(ids, mask, max_new_tokens=NEW)
+    with pytest.raises(InputError, match=message):
+        model.generate(ids, attention_mask=mask, max_new_tokens=NEW, custom_generate=hf.eqspec(NgramDrafter()))
+
+
+def test_strings_are_refused_by_exspec_with_what_to_do():
+    decoder = EXSpec(make_model("llama", seed=2), NgramDrafter())
+    for row in decoder.generate_all(TEXTS, max_new_tokens=NEW):
+        assert row.error and "a prompt is of type str" in row.error and "tokenizer(prompt)['input_ids']" in row.error
+    batch = BatchEncoding({"input_ids": PROMPTS})
+    for prompts, name in ((TEXTS[0], "str"), (batch, "BatchEncoding")):
+        with pytest.raises(InputError, match=rf"prompts is of type {name}.*tokenizer\(prompt\)\['input_ids'\]"):
+            decoder.generate(prompts, max_new_tokens=NEW)
+
+
+NO_MODELS = {
+    "a name": ("ngram", r"draft is 'ngram'; need a Drafter, such as NgramDrafter\(\), or a loaded model"),
+    "a class": (NgramDrafter, r"draft is <class .*NgramDrafter'>; need a Drafter, such as NgramDrafter\(\)"),
+    "nothing": (None, r"draft is None; need a Drafter"),
+}
+
+
+@pytest.mark.parametrize(("draft", "message"), NO_MODELS.values(), ids=NO_MODELS)
+def test_a_draft_that_is_no_drafter_is_refused_with_what_to_do(draft, message):
+    model = make_model("llama", seed=2)
+    for call in (EQSpec, EXSpec, lambda _, draft: hf.eqspec(draft)):
+        with pytest.raises(InputError, match=message):
+            call(model, draft)
+
+
+def test_a_model_by_name_is_refused_with_what_to_do():
+    message = r"is 'smollm2'; need a loaded model.*specdec_fast\.models\.load"
+    for kind in (EQSpec, EXSpec):
+        with pytest.raises(InputError, match=f"target {message}"):
+            kind("smollm2", NgramDrafter())
+    with pytest.raises(InputError, match=f"model {message}"):
+        ModelDrafter("smollm2")

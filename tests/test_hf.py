@@ -3,7 +3,13 @@
 import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
-from transformers import DynamicCache, EosTokenCriteria, LlamaForCausalLM, MaxLengthCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    EosTokenCriteria,
+    LlamaForCausalLM,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 
 from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, compat, hf
 from specdec_fast.errors import InputError, UnsupportedModelError
@@ -176,6 +182,22 @@ def test_inputs_that_are_merely_passed_on_are_served():
     for change in (lambda model, inputs: inputs, dropped):
         model = as_peft_does(make_model("llama", seed=2), change)
         assert torch.equal(generate(model, prompts, NgramDrafter()), want)
+
+
+def test_a_streamer_never_reaches_a_decoding_method():
+    class Recorder:
+        def __init__(self):
+            self.heard = []
+
+        def put(self, value):
+            self.heard.append(value.tolist())
+
+        def end(self):
+            self.heard.append("end")
+
+    prompt, streamer = make_prompts([4], seed=5), Recorder()
+    generate(make_model("llama", seed=2), prompt, NgramDrafter(), streamer=streamer)
+    assert streamer.heard == [prompt], "transformers now hands it on: serve it, and change the docstring"
 
 
 def test_a_cache_that_holds_something_is_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from .engine import Engine, Stream
 from .online import Session
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
-from .request import Limits, parse
+from .request import TOKENIZED, Limits, parse
 from .runner import Runner
 
 
@@ -184,8 +184,10 @@ class EXSpec(Decoder):
 
     def _longest(self, prompts: Iterable[Any], max_new_tokens: int) -> int:
         """Most tokens that a row can reach; known where all prompts are there."""
-        if not isinstance(prompts, Iterable):
-            raise InputError(f"prompts is of type {type(prompts).__name__}; need an iterable of prompts")
+        if not isinstance(prompts, Iterable) or isinstance(prompts, str | Mapping):
+            raise InputError(
+                f"prompts is of type {type(prompts).__name__}; need an iterable of prompts, each such as {TOKENIZED}"
+            )
         if not isinstance(prompts, Sequence):
             return self.max_length
         limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]
