@@ -40,6 +40,9 @@ class EQSpec(Decoder):
         InputError: an argument out of range, or a draft that does not fit the target.
         UnsupportedModelError: a model that cannot be kept correct.
 
+    Warns:
+        UnappliedSettingsWarning: the target's generation config asks for more than greedy search.
+
     Example:
         >>> result = EQSpec(target, draft).generate(input_ids, attention_mask, max_new_tokens=64)
         >>> tokenizer.batch_decode(result.sequences, skip_special_tokens=True)

@@ -52,6 +52,9 @@ class EXSpec(Decoder):
         InputError: an argument out of range, or a draft that does not fit the target.
         UnsupportedModelError: a model that cannot be kept correct.
 
+    Warns:
+        UnappliedSettingsWarning: the target's generation config asks for more than greedy search.
+
     Example:
         >>> for row in EXSpec(target, draft, batch_size=8).generate(prompts, max_new_tokens=64):
         ...     print(row.index, row.error or tokenizer.decode(row.token_ids))
