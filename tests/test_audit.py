@@ -1,6 +1,8 @@
 """Correct strategies audit clean and fault models do not, whatever the family."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +18,11 @@ from specdec_fast.audit.setting import Setting
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.text import repetition, rouge_l, special_rate
 from specdec_fast.errors import InputError
+from specdec_fast.prompts import pad_left
 
 PROMPTS = make_prompts([1, 9, 4, 15, 2, 7], 1)
 NEW_TOKENS = 20
+DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
 
 
 def make_setting(family="llama", seed=1, **changes):
@@ -167,6 +171,19 @@ def test_arguments_are_told_by_their_names():
         )
 
     assert audit(foreign(greedy, setting), setting).exact_match == 1.0
+
+
+def test_the_callable_in_the_docs_is_a_candidate():
+    setting = make_setting()
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    callable_, _, probing = blocks
+    names = {"model": setting.target}
+    exec(callable_, names)
+    run = audit(foreign(names["decode"], setting), setting)
+    assert run.exact_match == 1.0
+    ids, mask = pad_left(PROMPTS, 0)
+    exec(probing, names | {"input_ids": ids, "attention_mask": mask, "print": lambda found: names.update(found=found)})
+    assert names["found"] is None
 
 
 def test_what_follows_the_eos_is_no_answer():
