@@ -1,6 +1,8 @@
 """``specdec-fast audit``, end to end on a tiny model."""
 
+import errno
 import json
+import os
 import signal
 
 import pytest
@@ -247,3 +249,30 @@ def test_results_do_not_overwrite_the_prompts(command, tmp_path, capsys):
 def test_results_do_not_overwrite_each_other(command, tmp_path, capsys, name):
     assert main([*command, f"--report={tmp_path}", f"--json={tmp_path / name}"]) == 2
     assert f"is a file of --report {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_and_what_is_kept_goes_on(command, tmp_path, monkeypatch, capsys):
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = tmp_path / "found"
+    command += ["--candidate=eqspec", f"--json={found}"]
+    with monkeypatch.context() as patch:
+        write, written = Journal._write, []
+
+        def write_six_lines(self, line):
+            if len(written) == 6:
+                full_disk()
+            written.append(line)
+            write(self, line)
+
+        patch.setattr(Journal, "_write", write_six_lines)
+        assert main(command) == 2
+    *_, kept, error = capsys.readouterr().err.splitlines()
+    assert kept == "stopped: 5 of 14 rows are done and kept; add --resume to go on"
+    assert error.endswith("found.rows.jsonl.journal: No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full_disk)
+        assert main([*command, "--resume"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot write {found}: No space left on device"
+    assert main([*command, "--resume"]) == 0

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import EndpointError, InputError
+from ..errors import EndpointError, InputError, WriteError
 from ..journal import Journal, Rows, Settings, check_writable, journal_path
+from ..paths import writing
 from ..prompts import Prompt, read
 from . import display
 from .diagnoses import Diagnoses, diagnosis_path
@@ -154,23 +155,25 @@ def audit(
         try:
             job = EndpointJob if endpoint else _Job
             findings = job(options, prompt_list, runs, rows, screen).run()
-        except (KeyboardInterrupt, EndpointError) as stop:
+        except (KeyboardInterrupt, EndpointError, WriteError) as stop:
             screen.close()
             screen.message(_describe_stop(options, rows))
-            if isinstance(stop, EndpointError):
-                raise
-            raise typer.Exit(130) from None
+            if isinstance(stop, KeyboardInterrupt):
+                raise typer.Exit(130) from None
+            raise
         finally:
             screen.close()
         if findings.failures and not rows.complete:
             screen.message(_describe_stop(options, rows))
     if json:
-        findings.write_json(json)
+        with writing(json):
+            findings.write_json(json)
     if report:
         from ..audit.html import write_html
 
-        findings.write_json(report / "audit.json")
-        write_html(findings, report / "report.html")
+        with writing(report):
+            findings.write_json(report / "audit.json")
+            write_html(findings, report / "report.html")
         screen.message(f"wrote {report / 'report.html'}")
     display.print_audit(findings)
     if findings.failures:

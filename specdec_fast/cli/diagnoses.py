@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..paths import writing
+
 if TYPE_CHECKING:
     from ..audit.compare import Answer, Run
     from ..audit.diagnosis import Suspect
@@ -45,7 +47,8 @@ class Diagnoses:
         self._known[str(run)] = {"of": _digest(answers), "suspects": [asdict(suspect) for suspect in suspects]}
         if self._path:
             # a file that is cut short counts for nothing when it is read
-            self._path.write_text(json.dumps(self._known))
+            with writing(self._path):
+                self._path.write_text(json.dumps(self._known))
 
 
 def diagnosis_path(rows: Path) -> Path:
