@@ -65,8 +65,8 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, 
     """Left-pad ragged rows.
 
     Returns:
-        ``input_ids`` and ``attention_mask``, both ``[B, P]`` int64 on the CPU. The mask comes from the lengths, so ``pad_id``
-        may occur in the text.
+        ``input_ids`` and ``attention_mask``, both int64 ``[B, P]`` on the CPU. The mask comes from the lengths, so
+        ``pad_id`` may occur in the text.
     """
     import torch
 
