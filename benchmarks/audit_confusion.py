@@ -198,7 +198,7 @@ def run_case(case: Case, scores: Scores) -> dict[str, Any]:
         answers = answers_of(case, case.candidate(), probe=probed.target)
     judge = Judge(case.setting, Oracle(case.setting.target, **case.setting.limits), case.prompts)
     run = judge.run(Run(case.name, case.batch_size), case.candidate(), answers)
-    violation = probed.violation(case.prompts, answers)
+    violation = probed.violation(answers)
     suspect = run.diagnosis[0].name if run.diagnosis else None
     probe = (
         bool(case.kinds) and (passes_differ or answers_differ),

@@ -116,7 +116,8 @@ class Bench:
         for index, (prompt, tokens) in enumerate(zip(self.rows(batch_size), answers, strict=True)):
             check.add(index, prompt, tokens)
         report = check.report()
-        return {"exact_match": report.exact_match, "near_ties": report.near_ties, "mismatches": report.mismatches}
+        keys = ("exact_match", "near_ties", "mismatches", "noise")
+        return {key: getattr(report, key) for key in keys}
 
 
 def main(
@@ -185,6 +186,8 @@ def show(records: dict[str, dict[str, Any]], speedups: dict[str, Ratio], title: 
         counts = (str(record[key]) for key in ("near_ties", "mismatches"))
         table.add_row(*cells, f"{record['exact_match']:.0%}", *counts)
     console.print(table)
+    noise = max(record["noise"] for record in records.values())
+    console.print(f"near-ties: gaps of less than {2 * noise:.2g} logits, twice the noise of rounding", highlight=False)
     for label, speedup in speedups.items():
         console.print(f"{label}: {speedup}", highlight=False)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from .errors import UnappliedSettingsWarning
+from .generation import unapplied
 from .result import GenerationResult, GenerationStats, RowResult
 
 
@@ -54,6 +57,8 @@ def generate(
 @contextlib.contextmanager
 def no_generation_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Hide the model's generation config: ``generate`` fills a given one from it, a repetition penalty included."""
+    if text := unapplied(model):
+        warnings.warn(text, UnappliedSettingsWarning, stacklevel=4)
     own = model.generation_config
     model.generation_config = GenerationConfig()
     try:

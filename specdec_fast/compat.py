@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedModel
 
 from .errors import InputError, UnsupportedModelError
 
@@ -40,6 +40,15 @@ class ModelTraits:
     windows: dict[str, int | None]
     mask_per_kind: bool
     max_position: int
+
+
+def require_model(name: str, model: Any) -> None:
+    """Refuse anything but a model as the argument ``name``."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"{name} is {model!r}; need a loaded model: AutoModelForCausalLM.from_pretrained and "
+            "specdec_fast.models.load give one"
+        )
 
 
 def text_config(model: PreTrainedModel):
@@ -108,6 +117,10 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     if other:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
+        )
+    if model.device.type == "meta":
+        raise UnsupportedModelError(
+            f"{name} has weights on the meta device: offloaded to CPU or disk, or never loaded; load it without offload"
         )
 
 
@@ -272,10 +285,15 @@ def plain_class(model: PreTrainedModel) -> type[PreTrainedModel]:
     return type(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
+def generation_config(model: PreTrainedModel) -> GenerationConfig:
+    """Its own, or what transformers derives from the model's config."""
+    return model.generation_config or GenerationConfig.from_model_config(model.config)
+
+
 def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Tensor | None) -> list[int]:
     """EOS ids as a list; ``None`` means the model's generation config."""
     if eos_token_id is None:
-        eos_token_id = model.generation_config.eos_token_id
+        eos_token_id = generation_config(model).eos_token_id
     if eos_token_id is None:
         return []
     given = eos_token_id.tolist() if isinstance(eos_token_id, torch.Tensor) else eos_token_id
@@ -288,7 +306,7 @@ def eos_ids(model: PreTrainedModel, eos_token_id: int | Iterable[int] | torch.Te
 def pad_id(model: PreTrainedModel, pad_token_id: int | None, stop_ids: list[int]) -> int:
     """The pad id to write after a row's end: the given one, the model's, an EOS id, or 0."""
     if pad_token_id is None:
-        pad_token_id = model.generation_config.pad_token_id
+        pad_token_id = generation_config(model).pad_token_id
     if pad_token_id is None:
         pad_token_id = stop_ids[0] if stop_ids else 0
     return int(pad_token_id)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 from transformers import PreTrainedModel
 
 from . import compat
 from .acceptance import Acceptance, GreedyAcceptance
-from .drafters import Drafter, ModelDrafter
-from .errors import InputError
+from .drafters import Drafter
+from .drafters.model import as_drafter
+from .errors import InputError, UnappliedSettingsWarning
+from .generation import refuse_own_inputs, unapplied
 from .layouts import LAYOUTS, fastest_layout
 from .selfcheck import traits_on
 
@@ -28,6 +32,9 @@ class Decoder:
         UnsupportedModelError: a model that cannot be kept correct.
     """
 
+    applies_generation_config = False
+    """The target's generation config has been applied by whoever calls this decoder."""
+
     def __init__(
         self,
         target: PreTrainedModel,
@@ -41,12 +48,16 @@ class Decoder:
             raise InputError(f"num_draft_tokens={num_draft_tokens!r}: need an integer of at least 1")
         if layout not in (None, *LAYOUTS):
             raise InputError(f"layout={layout!r}: accepted are None, {', '.join(map(repr, LAYOUTS))}")
-        self.drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft)
+        compat.require_model("target", target)
+        self.drafter = as_drafter(draft)
         self.layout = layout or fastest_layout([target, *self.drafter.models])
         self.target, self.traits = target, traits_on(target, self.layout)
+        refuse_own_inputs(target)
         self.drafter.check(target)
         self.num_draft_tokens = num_draft_tokens
         self.acceptance = acceptance or GreedyAcceptance()
+        if not self.applies_generation_config and (text := unapplied(target)):
+            warnings.warn(text, UnappliedSettingsWarning, stacklevel=3)
 
     @property
     def context(self) -> int:

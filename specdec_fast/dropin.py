@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -105,6 +108,7 @@ def _layers(cache) -> list | None:
 
 def _check(pairs: list, attention_mask: Tensor, n_accepted: Tensor, num_drafted: int, num_next: int) -> int:
     """Columns that the verify left in the cache."""
+    _check_types(pairs, attention_mask, n_accepted, num_drafted, num_next)
     if not pairs:
         raise InputError("cache is empty; need one that a verify has filled")
     if attention_mask.dim() != 2:
@@ -127,6 +131,23 @@ def _check(pairs: list, attention_mask: Tensor, n_accepted: Tensor, num_drafted:
                     f"asks for [{rows}, heads, at least {width}, dim]"
                 )
     return width
+
+
+def _check_types(pairs: list, attention_mask: Any, n_accepted: Any, num_drafted: Any, num_next: Any) -> None:
+    tensors = [("attention_mask", attention_mask, "[rows, columns]"), ("n_accepted", n_accepted, "int64 [rows]")]
+    for name, value, shape in tensors:
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name} is a {type(value).__name__}; need a tensor, {shape}")
+    for name, value in (("num_drafted", num_drafted), ("num_next", num_next)):
+        if not isinstance(value, Integral):
+            raise InputError(f"{name}={value!r}; need an integer")
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            size = f" of {len(pair)}" if isinstance(pair, list | tuple) else ""
+            raise InputError(f"layer {i} of the cache is a {type(pair).__name__}{size}; need (k, v)")
+        for x in pair:
+            if not isinstance(x, Tensor):
+                raise InputError(f"layer {i} of the cache holds a {type(x).__name__}; need tensors")
 
 
 def _keep(layer, columns: int) -> None:

@@ -40,6 +40,9 @@ class EQSpec(Decoder):
         InputError: an argument out of range, or a draft that does not fit the target.
         UnsupportedModelError: a model that cannot be kept correct.
 
+    Warns:
+        UnappliedSettingsWarning: the target's generation config asks for more than greedy search.
+
     Example:
         >>> result = EQSpec(target, draft).generate(input_ids, attention_mask, max_new_tokens=64)
         >>> tokenizer.batch_decode(result.sequences, skip_special_tokens=True)
@@ -159,6 +162,13 @@ class EQSpec(Decoder):
         """Content length of each row."""
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InputError(f"max_new_tokens={max_new_tokens!r}: need an integer of at least 1")
+        if not isinstance(input_ids, Tensor):
+            raise InputError(
+                f"input_ids is a {type(input_ids).__name__}; need int64 [rows, tokens]: pass input_ids and "
+                "attention_mask of tokenizer(prompts, return_tensors='pt', padding=True, padding_side='left')"
+            )
+        if not isinstance(attention_mask, Tensor | None):
+            raise InputError(f"attention_mask is a {type(attention_mask).__name__}; need a tensor shaped as input_ids")
         if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.dtype != torch.int64:
             raise InputError(
                 f"input_ids is {input_ids.dtype} {list(input_ids.shape)}; need int64 [rows, tokens], neither 0"
@@ -179,7 +189,10 @@ class EQSpec(Decoder):
             if length == 0:
                 raise InputError(f"row {row} of attention_mask is all zeros; an empty prompt cannot be continued")
             if not is_left_padded:
-                raise InputError(f"row {row} of attention_mask is not left-padded; need zeros, then ones")
+                raise InputError(
+                    f"row {row} of attention_mask is not left-padded; need zeros, then ones: tokenize with "
+                    "padding_side='left'"
+                )
             if not is_known:
                 raise InputError(
                     f"row {row} of input_ids holds ids outside the target's vocabulary of {self.vocab_size}"

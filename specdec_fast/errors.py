@@ -32,6 +32,10 @@ class EndpointError(InputError):
         self.status = status
 
 
+class UnappliedSettingsWarning(UserWarning):
+    """A model's generation config asks for something else than greedy search, and that is not applied."""
+
+
 class RequestError(RuntimeError):
     """One request of an online session failed; ``result`` holds what it had gained."""
 

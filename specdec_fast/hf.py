@@ -13,13 +13,16 @@ from transformers.generation import (
     GenerateDecoderOnlyOutput,
     LogitsProcessorList,
     MaxLengthCriteria,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 
 from .acceptance import Acceptance
 from .drafters import Drafter
+from .drafters.model import as_drafter
 from .eqspec import EQSpec
 from .errors import InputError
+from .generation import beyond_greedy, describe
 
 _PLAIN_INPUTS = ("attention_mask", "cache_position", "logits_to_keep", "use_cache")
 
@@ -30,10 +33,15 @@ def eqspec(
     """A decoding method for ``model.generate(custom_generate=...)``, for any batch size.
 
     transformers prepares inputs, limits and EOS ids as for its own methods, and gets its own result type back. Only
-    greedy decoding is served: sampling, beams, logits processors (a repetition penalty, say) and stopping criteria
-    other than length and EOS raise :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and
-    their mask, position IDs of the caller's own and a cache that holds something. transformers hands a decoding method
-    no ``streamer``, so none is served, and a cache that is passed stays empty.
+    greedy decoding is served: sampling, beams and every other way of generating, logits processors (a repetition
+    penalty, say) and stopping criteria other than the generation config's length and EOS raise
+    :class:`~specdec_fast.errors.InputError`, and so do inputs other than tokens and their mask (a soft prompt, say),
+    position IDs of the caller's own and a cache that holds something. A cache that is passed stays empty.
+
+    Pass no ``streamer``: transformers keeps it to itself, so it can be neither served nor refused. It gets the prompt
+    and nothing more, and a reader of a ``TextIteratorStreamer`` waits for ever unless that has a ``timeout``. Tokens
+    come as they are committed from :meth:`EXSpec.serve <specdec_fast.EXSpec.serve>`. An ``assistant_model`` is ignored
+    likewise; the draft takes its place.
 
     Args:
         draft: a drafter or a draft model.
@@ -43,6 +51,7 @@ def eqspec(
     Example:
         >>> model.generate(**batch, max_new_tokens=64, do_sample=False, custom_generate=eqspec(NgramDrafter()))
     """
+    drafter = as_drafter(draft)
 
     def decode(
         model: PreTrainedModel,
@@ -56,7 +65,7 @@ def eqspec(
         attention_mask = model_kwargs.get("attention_mask")
         _refuse(logits_processor, stopping_criteria, generation_config)
         _refuse_inputs(model_kwargs, input_ids)
-        decoder = EQSpec(model, draft, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
+        decoder = _Hooked(model, drafter, num_draft_tokens=num_draft_tokens, acceptance=acceptance)
         eos = generation_config.eos_token_id
         result = decoder.generate(
             input_ids.to(model.device),
@@ -72,6 +81,10 @@ def eqspec(
     return decode
 
 
+class _Hooked(EQSpec):
+    applies_generation_config = True
+
+
 def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: GenerationConfig) -> None:
     if config.do_sample:
         raise InputError("do_sample=True: only greedy decoding is supported; pass do_sample=False")
@@ -79,12 +92,23 @@ def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, con
         raise InputError("num_beams and num_return_sequences must be 1; only greedy decoding is supported")
     if config.output_scores or config.output_logits or config.output_attentions or config.output_hidden_states:
         raise InputError("output_scores, output_logits, output_attentions and output_hidden_states are not supported")
-    names = [type(x).__name__ for x in processors]
-    names += [type(x).__name__ for x in criteria if not isinstance(x, (EosTokenCriteria, MaxLengthCriteria))]
-    if names:
+    asked = [describe({name: value}) for name, value in beyond_greedy(config).items()]
+    asked += [type(x).__name__ for x in (*processors, *(x for x in criteria if not _repeats(config, x)))]
+    if asked:
         raise InputError(
-            f"{', '.join(names)} would change the output and cannot be applied; supported are EOS and length"
+            f"{', '.join(asked)} cannot be applied; supported is greedy decoding up to the limits of the generation "
+            f"config, max_length={config.max_length} and eos_token_id={config.eos_token_id}"
         )
+
+
+def _repeats(config: GenerationConfig, criterion: StoppingCriteria) -> bool:
+    """Whether ``criterion`` asks for nothing but what ``config`` says; a caller's own takes the place of that."""
+    if type(criterion) is MaxLengthCriteria:
+        return criterion.max_length == config.max_length
+    if type(criterion) is EosTokenCriteria and config.eos_token_id is not None:
+        own, given = (torch.as_tensor(x, device="cpu").flatten() for x in (config.eos_token_id, criterion.eos_token_id))
+        return set(own.tolist()) == set(given.tolist())
+    return False
 
 
 def _refuse_inputs(model_kwargs: dict[str, Any], input_ids: Tensor) -> None:

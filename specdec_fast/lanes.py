@@ -114,7 +114,7 @@ class Lanes(Batch):
             self.lanes = torch.tensor(lanes, device=self.device)
         most = [row.max_length for row in rows]
         # [B] each; one copy to the device
-        sizes = torch.tensor([self.lengths, self.ends, most], dtype=torch.int64).to(self.device)
+        sizes = torch.tensor([self.lengths, self.ends, most], dtype=torch.int64, device=self.device)
         self.length, self.end, self.max_length = sizes
         self.start = self.end - self.length
 
@@ -123,7 +123,7 @@ class Lanes(Batch):
         if not moves or not self._caches():
             return
         lines = [[m.row.lane, self._source(m), m.start, m.columns, m.shift] for m in moves]
-        ops.gather_realign_(self._caches(), self._pools(), *torch.tensor(lines).t().contiguous().to(self.device))
+        ops.gather_realign_(self._caches(), self._pools(), *torch.tensor(lines, device=self.device).t().contiguous())
         self.bytes_moved += sum(m.columns for m in moves) * sum(model.cache.bytes_per_column for model in self.models)
 
     def release(self, row: LaneRow) -> None:
@@ -150,7 +150,7 @@ class Lanes(Batch):
             left = [0] * (start - first)
             tokens = row.text[max(0, first - start) : last - start]
             lines.append((left + tokens + [0] * (last - first))[: last - first])
-        return torch.tensor(lines, dtype=torch.int64).to(self.device)
+        return torch.tensor(lines, dtype=torch.int64, device=self.device)
 
     def ahead(self, count: int) -> Tensor:
         """Columns ``[B, count]`` after the newest tokens of the selected rows."""
@@ -310,4 +310,4 @@ class LaneFollower(Follower):
             if row.slot is not None:
                 entries += [(place, c - first, row.slot, c - start) for c in range(max(first, start), last)]
         # one copy to the device
-        return torch.tensor(entries).t().contiguous().to(self.batch.device) if entries else None
+        return torch.tensor(entries, device=self.batch.device).t().contiguous() if entries else None

@@ -1,23 +1,28 @@
 """Correct strategies audit clean and fault models do not, whatever the family."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import DRAFT_NOISE, FAMILIES, make_draft, make_model, make_prompts
+from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
 from specdec_fast import ModelDrafter
 from specdec_fast.audit.candidates import foreign, resolve
 from specdec_fast.audit.compare import Answer, Run
+from specdec_fast.audit.diagnosis import Observation, diagnose
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.runner import Judge, decode
 from specdec_fast.audit.setting import Setting
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.text import repetition, rouge_l, special_rate
 from specdec_fast.errors import InputError
+from specdec_fast.prompts import pad_left
 
 PROMPTS = make_prompts([1, 9, 4, 15, 2, 7], 1)
 NEW_TOKENS = 20
+DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
 
 
 def make_setting(family="llama", seed=1, **changes):
@@ -27,17 +32,17 @@ def make_setting(family="llama", seed=1, **changes):
     return Setting(model, drafter, **settings)
 
 
-def audit(candidate, setting, batch_size=3):
+def audit(candidate, setting, batch_size=3, prompts=PROMPTS):
     answers: dict[int, Answer] = {}
     decode(
         candidate,
         setting,
-        PROMPTS,
+        prompts,
         batch_size,
         lambda index, row, seconds: answers.update({index: Answer(row.token_ids, seconds)}),
     )
-    ordered = [answers[index] for index in range(len(PROMPTS))]
-    judge = Judge(setting, Oracle(setting.target, **setting.limits), PROMPTS)
+    ordered = [answers[index] for index in range(len(prompts))]
+    judge = Judge(setting, Oracle(setting.target, **setting.limits), prompts)
     return judge.run(Run("candidate", batch_size), candidate, ordered)
 
 
@@ -60,6 +65,32 @@ def test_fault_is_found(name):
         assert all(run.equivalent and run.diagnosis == [] for run in runs), "no output may show it"
     else:
         assert all(run.mismatches > 0 and not run.equivalent and run.diagnosis for run in runs)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_dropped_entry_is_no_row_order_where_prompts_repeat(seed):
+    setting = make_setting(seed=seed, max_new_tokens=12)
+    run = audit(resolve("lost-token", setting), setting, 2, [list(PROMPTS[1]), list(PROMPTS[1])])
+    assert run.mismatches == 2
+    assert "row_order" not in {suspect.name for suspect in run.diagnosis}
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "candidate", "alone", "follows"),
+    [
+        ([1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 8], None, True),
+        # both oracles are alike up to the divergence
+        ([1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 5], None, False),
+        # a short answer is the beginning of a longer one
+        ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2], [1, 2, 3, 9], None, False),
+        # of few possible answers, a wrong one is always another row's
+        ([7, 0], [9, 0], [9, 0], [9, 0], False),
+        ([7, 0], [9, 0], [9, 0], [7, 0], True),
+    ],
+)
+def test_a_row_follows_another_only_where_that_explains_more_than_its_own(own, other, candidate, alone, follows):
+    found = diagnose([Observation(own, candidate, others=[other], alone=alone)])
+    assert ("row_order" in {suspect.name for suspect in found}) == follows
 
 
 def test_a_foreign_callable_is_judged_like_any_decoder():
@@ -89,6 +120,11 @@ def test_a_foreign_callable_is_judged_like_any_decoder():
     ("answer", "message"),
     [
         (lambda ids: None, "returned NoneType"),
+        (lambda ids: extended(ids).numpy(), "returned ndarray; need sequences"),
+        (lambda ids: extended(ids).tolist()[:1], "returned 1 rows; need one for each of 3 prompts"),
+        (lambda ids: extended(ids).tolist(), "returned a row 0 that does not begin with its prompt"),
+        (lambda ids: ["a text"] * 3, "returned a row 0 that is none of token ids"),
+        (lambda ids: [7] * 3, "returned a row 0 that is none of token ids"),
         (lambda ids: ids[:1], r"returned \[1, \d+\]"),
         (lambda ids: ids, "returned no new tokens"),
         (lambda ids: ids[:, :-1], "do not begin with input_ids"),
@@ -111,6 +147,43 @@ def test_a_foreign_answer_that_is_none(answer, message):
 
 def extended(ids, token=1):
     return torch.nn.functional.pad(ids, (0, 1), value=token)
+
+
+@pytest.mark.parametrize("row_type", [list, tuple, torch.tensor])
+def test_an_answer_may_be_a_list_of_rows_without_padding(row_type):
+    setting = make_setting(eos_token_id=[17, 40])
+
+    def answer(input_ids, attention_mask, max_new_tokens):
+        prompts = [ids[keep.bool()].tolist() for ids, keep in zip(input_ids, attention_mask, strict=True)]
+        return [
+            row_type(prompt + greedy_oracle(setting.target, prompt, max_new_tokens, [17, 40])) for prompt in prompts
+        ]
+
+    assert audit(foreign(answer, setting), setting).exact_match == 1.0
+
+
+def test_arguments_are_told_by_their_names():
+    setting = make_setting()
+
+    def greedy(model, max_new_tokens, attention_mask, input_ids):
+        return model.generate(
+            input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+        )
+
+    assert audit(foreign(greedy, setting), setting).exact_match == 1.0
+
+
+def test_the_callable_in_the_docs_is_a_candidate():
+    setting = make_setting()
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    callable_, _, probing = blocks
+    names = {"model": setting.target}
+    exec(callable_, names)
+    run = audit(foreign(names["decode"], setting), setting)
+    assert run.exact_match == 1.0
+    ids, mask = pad_left(PROMPTS, 0)
+    exec(probing, names | {"input_ids": ids, "attention_mask": mask, "print": lambda found: names.update(found=found)})
+    assert names["found"] is None
 
 
 def test_what_follows_the_eos_is_no_answer():

@@ -1,17 +1,22 @@
 """The audit's HTML report: self-contained, escaped, complete, and readable without its optional parts."""
 
+import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from specdec_fast.audit.diagnosis import Suspect
 from specdec_fast.audit.divergence_map import Chart
 from specdec_fast.audit.html import render, visible, write_html
 from specdec_fast.audit.probe import Violation
-from specdec_fast.audit.results import AuditReport, ProbeReport, PromptAudit, RowAudit, RunAudit
+from specdec_fast.audit.results import AuditReport, Failure, ProbeReport, PromptAudit, RowAudit, RunAudit
+from specdec_fast.audit.summary import describe, summary_table
 from specdec_fast.audit.text import token_span
+from specdec_fast.cli.display import print_audit
 
 VOID = {"meta", "link"}
 MARKUP = '<script>alert(1)</script><img src=http://x.test/a onerror=alert(2)></div>"'
@@ -69,7 +74,7 @@ def make_row(index, *, divergence=None, near_tie=False, text="one two three", le
 
 
 def make_run(name, rows, **optional):
-    near_ties = sum(row.near_tie for row in rows)
+    near_ties = sum(row.near_tie is True for row in rows)
     exact = sum(row.exact for row in rows)
     return RunAudit(
         candidate=name,
@@ -127,7 +132,7 @@ def test_every_number_is_there():
     facts = dict(zip(page.inside("dt"), page.inside("dd"), strict=True))
     assert facts["rowsthatdiverge"] == "1of2" and facts["firstdivergence"] == "token2"
     assert facts["repeated3-gramsafterwards"] == "21.7%" and facts["specialtokensafterwards"] == "4.3%"
-    assert facts["logitnoise"] == "6.2e-05"
+    assert facts["near-tiesarecloserthan"] == "0.00012logits"
     assert facts["target"] == "smollm2" and facts["chat"] == "\u2013" and facts["torch"] == "2.13.0"
 
 
@@ -192,16 +197,16 @@ def test_hidden_characters_are_shown():
     )
 
 
+SUSPECTS = [Suspect("kv_cache", 1, ["seen <i>here</i>"], "a re-run"), Suspect("row_order", 1, [], "no")]
 VIOLATION = Violation("kept_rejected_token", 3, 1, 0, 17, 12, "the key is of token <b>9</b>")
 
 
 def test_diagnosis_and_probe_are_shown():
-    suspects = [Suspect("row_order", 0.25, [], "no"), Suspect("kv_cache", 0.875, ["seen <i>here</i>"], "a re-run")]
-    bad = make_run("bad", MISMATCH.rows, diagnosis=suspects, probe=ProbeReport(412, VIOLATION))
+    bad = make_run("bad", MISMATCH.rows, diagnosis=SUSPECTS, probe=ProbeReport(412, VIOLATION))
     good = make_run("good", MATCH.rows, probe=ProbeReport(1234, draft_violation=replace(VIOLATION, layer=None)))
     text = Page(render(make_report(bad, good, cannot_show=["a stale draft cache"]))).text
-    assert "Most likely: kv_cache (confidence 88%)." in text and "kv_cache, 88%" in text
-    assert text.index("kv_cache confidence") < text.index("row_order confidence")
+    guess, other = (f"{name} would explain 1 of 1 wrong row" for name in ("kv_cache", "row_order"))
+    assert text.index(guess) < text.index(other)
     assert "seen <i>here</i>" in text and "Would be refuted by: a re-run" in text
     assert "round 3, row 1, layer 0, column 17: the key is of token <b>9</b>" in text
     assert "Forward passes checked: 412." in text
@@ -215,6 +220,74 @@ def test_a_broken_invariant_is_told_even_where_outputs_are_equal():
     page = Page(render(make_report(run)))
     assert page.inside("h1") == ["Output-equivalent,butaninvariantisbroken"]
     assert "probe: kept_rejected_token" in page.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "probe", "verdict", "tone"),
+    [
+        (MATCH.rows, ProbeReport(9), "equivalent", "good"),
+        (MATCH.rows, ProbeReport(9, VIOLATION), "BROKEN invariant", "warn"),
+        (MATCH.rows, ProbeReport(0), "NOT probed", "warn"),
+        (MISMATCH.rows, ProbeReport(9, VIOLATION), "NOT equivalent", "bad"),
+    ],
+)
+def test_page_terminal_and_data_have_the_same_verdict(rows, probe, verdict, tone, tmp_path, capsys):
+    report = make_report(make_run("it", rows, probe=probe))
+    page = Page(render(report))
+    badges = [attributes["class"] for tag, attributes in page.tags if "badge" in attributes.get("class", "")]
+    assert set(badges) == {f"badge {tone}"} and verdict in page.text
+    assert [a["class"] for tag, a in page.tags if tag == "li" and a.get("class") in ("good", "warn", "bad")] == [tone]
+    print_audit(report)
+    assert verdict in capsys.readouterr().out
+    report.write_json(tmp_path / "audit.json")
+    assert json.loads((tmp_path / "audit.json").read_text())["runs"][0]["verdict"] == verdict
+
+
+def test_what_a_probe_measured_leads_and_guesses_are_called_guesses(capsys):
+    runs = [
+        make_run("it", MISMATCH.rows, diagnosis=SUSPECTS, probe=probe) for probe in (None, ProbeReport(9, VIOLATION))
+    ]
+    guessed, measured = (make_report(run) for run in runs)
+    page = Page(render(guessed))
+    assert "The outputs point to kv_cache: a guess." in page.text and "a guess: kv_cache" in page.text
+    page = Page(render(measured))
+    head = page.text[: page.text.index("Results")]
+    assert "breaks an invariant: kept_rejected_token" in head and "kv_cache" not in head
+    assert "a guess:" not in page.text and "confidence" not in page.text.lower()
+    assert page.text.index("What the probe saw") < page.text.index("kv_cache would explain")
+    print_audit(guessed)
+    assert "a guess from the outputs: kv_cache, would explain 1 of 1 wrong rows" in capsys.readouterr().out
+    print_audit(measured)
+    shown = capsys.readouterr().out
+    assert "probe: kept_rejected_token" in shown and "kv_cache" not in shown
+
+
+@pytest.mark.parametrize(("noise", "tied", "weak"), [(1.1, 0.46, True), (3e-5, 0.0, False), (None, None, False)])
+def test_a_verdict_within_a_wide_band_is_called_weak(noise, tied, weak, capsys):
+    report = make_report(replace(MATCH, noise=noise, tied=tied))
+    print_audit(report)
+    for shown in (capsys.readouterr().out, Page(render(report)).text, describe(report)):
+        text = " ".join(shown.lower().split())
+        assert ("weak verdict" in text) == weak
+        assert ("less than 2.2 logits apart pass as near-ties, and 46%" in text) == weak
+
+
+@pytest.mark.parametrize("name", ["bsp", "my_package.decoders:decode"])
+def test_the_table_is_whole_at_80_columns(name, capsys):
+    undecided = make_run(name, [make_row(index, divergence=1, near_tie=None) for index in range(100)])
+    Console(width=80, file=sys.stdout).print(summary_table([undecided, MATCH]))
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["candidate", "B", "verdict", "exact", "partial", "near-ties", "mismatches"]
+    for value in ("NOT equivalent", "0.0%", "33.3%", "0, 100 unknown", "1234.6 tokens/s"):
+        assert value in "\n".join(lines[2:5])
+
+
+def test_a_candidate_that_failed_is_on_the_page():
+    failure = Failure("mine", 4, "candidate mine failed: KeyError: <3>", "Traceback: line 7")
+    page = Page(render(make_report(MATCH, failures=[failure])))
+    assert page.inside("h1") == ["Acandidatefailed"]
+    assert "candidate mine failed: KeyError: <3>" in page.text and "Traceback: line 7" in page.text
 
 
 def test_the_map_shows_where_each_row_leaves_the_oracle():

@@ -385,7 +385,7 @@ def assert_refused(arguments, capsys, message):
     assert main(arguments) == 2
     *progress, last = capsys.readouterr().err.splitlines()
     assert last.startswith("error: ") and message in last
-    assert all(line.startswith("loading ") for line in progress)
+    assert all(line.startswith(("loading ", "warning: the generation config ")) for line in progress)
 
 
 def test_what_a_record_brings_along_comes_back(command, tmp_path):
@@ -560,5 +560,15 @@ def test_a_check_says_which_prompts_it_has_not_seen(capsys):
     assert (
         "100.0% exact match" in (shown := capsys.readouterr().out) and "(of 1 of 2 prompts, the rest failed)" in shown
     )
+    assert "near-ties (less than" not in shown
     print_check(check.report(), 1)
     assert "the rest failed" not in capsys.readouterr().out
+
+
+def test_a_check_says_how_close_its_near_ties_are(capsys):
+    check = EquivalenceCheck(SimpleNamespace(decode=lambda _: OracleRow([7, 8], [1.0, 5.0], 1.1)))
+    check.add(0, [5], [7, 8])
+    print_check(check.report(), 1)
+    shown = capsys.readouterr().out
+    assert "0 near-ties (less than 2.2 logits apart), 0 mismatches" in shown
+    assert "weak verdict: tokens less than 2.2 logits apart pass as near-ties, and 50% of" in shown

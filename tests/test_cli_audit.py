@@ -1,6 +1,8 @@
 """``specdec-fast audit``, end to end on a tiny model."""
 
+import errno
 import json
+import os
 import signal
 
 import pytest
@@ -152,6 +154,73 @@ def test_a_candidate_that_fails_loses_no_finished_row(command, tmp_path, monkeyp
     assert len((tmp_path / "found.rows.jsonl.journal").read_text().splitlines()) == 1 + 6
 
 
+def test_a_candidate_that_fails_does_not_end_the_others(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fails_at_once.py").write_text(
+        "def decode(input_ids, attention_mask, max_new_tokens):\n    return {}['the draft']\n"
+    )
+    path = tmp_path / "report"
+    command = [*command, "--batch-sizes=3", "--candidate=fails_at_once:decode", "--candidate=eqspec"]
+    assert main([*command, f"--report={path}"]) == 2
+    shown = capsys.readouterr()
+    told = "candidate fails_at_once:decode failed: KeyError: 'the draft'"
+    assert shown.err.splitlines()[-1] == f"error: {told}"
+    assert "stopped: 7 of 14 rows are done and kept; add --resume to go on" in shown.err
+    assert "eqspec" in shown.out and "Traceback" not in shown.err
+    found = json.loads((path / "audit.json").read_text())
+    assert not found["passed"] and [(run["candidate"], run["mismatches"]) for run in found["runs"]] == [("eqspec", 0)]
+    (failure,) = found["failures"]
+    assert failure["error"] == told and "fails_at_once.py" in failure["traceback"]
+    assert told in (path / "report.html").read_text().replace("&#39;", "'")
+    assert main([*command, "--traceback"]) == 2
+    assert 'fails_at_once.py", line 2, in decode' in capsys.readouterr().err
+
+
+def test_a_resumed_audit_does_not_diagnose_again(command, tmp_path, monkeypatch, capsys):
+    command = [*command, "--batch-sizes=3", "--candidate=bsp", f"--json={tmp_path / 'found.json'}"]
+    assert main(command) == 1
+    shown = capsys.readouterr().err
+    before = json.loads((tmp_path / "found.json").read_text())
+    assert before["runs"][0]["diagnosis"]
+
+    def fail(*_):
+        raise AssertionError("it was diagnosed before")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec_fast.audit.runner.diagnose", fail)
+        assert main([*command, "--resume"]) == 1
+    assert "diagnosis" in shown and "diagnosis" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "found.json").read_text())["runs"] == before["runs"]
+    path = tmp_path / "found.json.rows.jsonl.diagnosis"
+    for damaged in ("{", "[]", '{"bsp, B=3": {"of": 1}}', '{"bsp, B=3": []}'):
+        path.write_text(damaged)
+        assert main([*command, "--resume"]) == 1
+        assert json.loads((tmp_path / "found.json").read_text())["runs"] == before["runs"]
+
+
+def test_progress_is_told_on_a_pipe(command, capsys):
+    assert main([*command, "--batch-sizes=3", "--candidate=bsp"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    for task, total in (("oracle", 7), ("bsp, B=3", 7)):
+        assert [f"{task} {done}/{total}" for done in range(1, total + 1)] == [
+            x for x in lines if x.startswith(f"{task} ")
+        ]
+    steps = [line for line in lines if line.startswith("bsp, B=3, diagnosis ")]
+    done, total = zip(*(map(int, line.split()[-1].split("/")) for line in steps), strict=True)
+    assert len(steps) >= 5 and list(done) == sorted(set(done)) and {done[-1]} == set(total)
+
+
+def test_an_audit_in_half_precision_says_how_weak_it_is(command, tmp_path, capsys):
+    path = tmp_path / "audit.json"
+    main([*command, "--batch-sizes=3", "--dtype=bfloat16", f"--json={path}"])
+    (run,) = json.loads(path.read_text())["runs"]
+    assert run["weakness"] in capsys.readouterr().out.replace("\n", " ") and run["tied"] > 0.01
+    main([*command, "--batch-sizes=3", "--dtype=bfloat16", "--judge-dtype=same", f"--json={path}"])
+    (same,) = json.loads(path.read_text())["runs"]
+    assert same["noise"] != run["noise"]
+    assert [row["token_ids"] for row in same["rows"]] == [row["token_ids"] for row in run["rows"]]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -180,3 +249,30 @@ def test_results_do_not_overwrite_the_prompts(command, tmp_path, capsys):
 def test_results_do_not_overwrite_each_other(command, tmp_path, capsys, name):
     assert main([*command, f"--report={tmp_path}", f"--json={tmp_path / name}"]) == 2
     assert f"is a file of --report {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named_and_what_is_kept_goes_on(command, tmp_path, monkeypatch, capsys):
+    def full_disk(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = tmp_path / "found"
+    command += ["--candidate=eqspec", f"--json={found}"]
+    with monkeypatch.context() as patch:
+        write, written = Journal._write, []
+
+        def write_six_lines(self, line):
+            if len(written) == 6:
+                full_disk()
+            written.append(line)
+            write(self, line)
+
+        patch.setattr(Journal, "_write", write_six_lines)
+        assert main(command) == 2
+    *_, kept, error = capsys.readouterr().err.splitlines()
+    assert kept == "stopped: 5 of 14 rows are done and kept; add --resume to go on"
+    assert error.endswith("found.rows.jsonl.journal: No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full_disk)
+        assert main([*command, "--resume"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: cannot write {found}: No space left on device"
+    assert main([*command, "--resume"]) == 0

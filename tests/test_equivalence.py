@@ -1,5 +1,6 @@
 """The metrics on hand-made candidates, against oracles of tiny random models."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -84,14 +85,16 @@ def test_exact_row(model, no_eos):
     assert (report.near_ties, report.mismatches) == (0, 0)
 
 
-def test_changed_token_is_a_mismatch_with_the_oracles_gap(model, check):
+@pytest.mark.parametrize("rank", [1, 2, 7, 60])
+def test_changed_token_is_a_mismatch_with_the_oracles_gap(model, check, rank):
     tokens = oracle_of(model)
-    report, row = only_row(check, changed(tokens, 7))
     text = torch.tensor([PROMPT + tokens[:7]])
-    first, second = model(input_ids=text).logits[0, -1].topk(2).values.tolist()
+    logits, ranked = model(input_ids=text).logits[0, -1].sort(descending=True)
+    report, row = only_row(check, [*tokens[:7], ranked[rank].item(), *tokens[8:]])
     assert row.first_divergence == 7
     assert row.partial == pytest.approx(7 / NEW_TOKENS)
-    assert row.gap == pytest.approx(first - second, rel=1e-4)
+    # of tokens further behind, no more is known than that they are
+    assert row.gap == pytest.approx((logits[0] - logits[min(rank, 8)]).item(), rel=1e-4)
     assert not row.exact and not row.near_tie
     assert (report.mismatches, report.near_ties) == (1, 0)
 
@@ -125,6 +128,52 @@ def test_planted_near_tie(offset, near_ties):
     assert report.noise > 0
     assert row.first_divergence == tied
     assert (report.near_ties, report.mismatches) == (near_ties, 1 - near_ties)
+
+
+def test_a_wrong_token_where_two_others_tie_is_no_near_tie():
+    model = make_model("llama", seed=1, dtype=torch.float32)
+    tokens = greedy_oracle(model, PROMPT, NEW_TOKENS)
+    rival = next(t for t in range(3, 97) if t not in tokens)
+    model.lm_head.weight.data[rival] = model.lm_head.weight.data[tokens[0]] * (1 - 1e-7)
+    check = EquivalenceCheck(Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS))
+    oracle = check._oracle.decode(PROMPT)
+    assert oracle.gaps[0] < 2 * oracle.noise, "the target's two best tokens must tie"
+    worst = model(input_ids=torch.tensor([PROMPT])).logits[0, -1].argmin().item()
+    report, _ = only_row(check, [worst, *oracle.token_ids[1:]])
+    assert (report.near_ties, report.mismatches) == (0, 1)
+
+
+def test_a_float32_copy_judges_the_tokens_of_a_model_in_half_precision():
+    model = make_model("llama", seed=1, dtype=torch.bfloat16)
+    oracle = Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS)
+    tokens = oracle.decode(PROMPT).token_ids
+    assert tokens == greedy_oracle(model, PROMPT, NEW_TOKENS), "the text stays the model's own"
+    logits = copy.deepcopy(model).float()(input_ids=torch.tensor([PROMPT + tokens[:7]])).logits[0, -1]
+    ranked = logits.argsort(descending=True).tolist()
+    other = next(token for token in ranked if token != tokens[7])
+    report, row = only_row(EquivalenceCheck(oracle), [*tokens[:7], other, *tokens[8:]])
+    assert row.gap == pytest.approx((logits[tokens[7]] - logits[other]).item(), rel=1e-3)
+    assert report.noise > 0 and model.dtype == torch.bfloat16
+    same = Oracle(model, eos_token_id=None, pad_token_id=0, max_new_tokens=NEW_TOKENS, float32_judge=False)
+    assert same.decode(PROMPT).token_ids == tokens and same.decode(PROMPT).gaps != oracle.decode(PROMPT).gaps
+
+
+def test_where_no_float32_copy_can_be_made_the_model_judges_and_a_warning_says_so(monkeypatch):
+    model = make_model("llama", seed=1, dtype=torch.bfloat16)
+    settings = {"eos_token_id": None, "pad_token_id": 0, "max_new_tokens": NEW_TOKENS}
+    expected = Oracle(model, **settings, float32_judge=False).decode(PROMPT)
+    monkeypatch.setattr(type(model), "float", lambda self: (_ for _ in ()).throw(torch.OutOfMemoryError("too large")))
+    with pytest.warns(UserWarning, match=r"no float32 copy .* torch\.bfloat16 does: too large"):
+        assert Oracle(model, **settings).decode(PROMPT) == expected
+
+
+@pytest.mark.parametrize(("noise", "weak"), [(1e9, True), (1e-9, False), (None, False)])
+def test_a_check_whose_band_takes_in_other_tokens_is_weak(check, model, monkeypatch, noise, weak):
+    plant_noise(monkeypatch, check, noise)
+    report, _ = only_row(check, oracle_of(model))
+    assert (report.weakness is not None) == weak and report.tied == (None if noise is None else float(weak))
+    if weak:
+        assert "less than 2e+09 logits apart" in report.weakness and "100%" in report.weakness
 
 
 def test_noise_is_the_largest_of_the_run_and_judges_earlier_rows(model, check, monkeypatch):

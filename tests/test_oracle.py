@@ -72,6 +72,8 @@ WRONG_TYPES = [
     {"token_ids": ["1"] * NEW_TOKENS},
     {"token_ids": "1" * NEW_TOKENS},
     {"gaps": [None] * NEW_TOKENS},
+    {"rivals": []},
+    {"leads": [["1"]] * NEW_TOKENS},
     {"noise": None},
     {"noise": "0"},
 ]

@@ -315,6 +315,86 @@ def test_a_wrong_last_token_is_found_in_the_answer(announced, layout):
         assert found.round == result.rows[wrong].rounds
 
 
+def step(model, cache, tokens, first, seen):
+    """One forward of a single row; ``seen`` are the cached columns that it attends to. Returns the choices."""
+    own = range(cache.get_seq_length(), cache.get_seq_length() + len(tokens))
+    mask = torch.full((1, 1, len(tokens), own.stop), torch.finfo(torch.float64).min, dtype=torch.float64)
+    for query, column in enumerate(own):
+        mask[..., query, [*seen, *range(own.start, column + 1)]] = 0
+    positions = torch.arange(first, first + len(tokens))[None]
+    past = {cache_argument(model): cache, "use_cache": True}
+    return (
+        model(torch.tensor([tokens]), attention_mask=mask, position_ids=positions, **past).logits[0].argmax(-1).tolist()
+    )
+
+
+def test_an_entry_that_is_of_an_equal_rejected_draft_has_no_wrong_position():
+    """Of two rejected drafts the second equals the bonus token, and its entry is left in the place of the bonus."""
+    model, prompt = make_model("llama", 1), PROMPTS[1]
+    n, cache = len(prompt), DynamicCache(config=model.config)
+    bonus = greedy_oracle(model, prompt, 2)[1]
+    with Probe(model, eos_token_id=[]) as probe, torch.no_grad():
+        probe.begin([prompt])
+        first = step(model, cache, prompt, 0, [])[-1]
+        assert step(model, cache, [first, bonus ^ 1, bonus], n, range(n))[0] == bonus
+        step(model, cache, [5], n + 2, [*range(n + 1), n + 2])
+    assert (probe.violation.kind, probe.violation.column) == ("kept_rejected_token", n + 2)
+
+
+def test_a_second_entry_of_a_token_that_was_written_anew_is_a_duplicate():
+    """The newest token is fed twice, as drafters do, and its stale entry stands in the place of an equal one."""
+    model = make_model("llama", 1)
+    prompt, token = next(
+        (prompt, text[0])
+        for prompt in make_prompts([7] * 400, 5)
+        if len({*(text := greedy_oracle(model, prompt, 2))}) == 1
+    )
+    n, cache = len(prompt), DynamicCache(config=model.config)
+    with Probe(model, eos_token_id=[]) as probe, torch.no_grad():
+        probe.begin([prompt])
+        step(model, cache, prompt, 0, [])
+        step(model, cache, [token], n, range(n))
+        # so that the two entries differ by rounding
+        cache.layers[0].values[0, :, n] *= 1 + 1e-15
+        step(model, cache, [token], n, range(n))
+        step(model, cache, [5], n + 2, range(n + 2))
+    assert probe.violation.kind == "duplicated_token"
+
+
+def test_a_repeated_draft_that_was_accepted_is_a_wrong_token_once_the_answer_is_known():
+    """The target goes on after the wrong draft as it would have without it, so the entries alone do not tell."""
+    model, prompt = make_model("llama", 1), PROMPTS[1]
+    n = len(prompt)
+    first, bonus = greedy_oracle(model, prompt, 2)
+    wrong = next(t for t in range(97) if t != bonus and greedy_oracle(model, [*prompt, first, t], 1) == [bonus])
+    for answer, kind in (([first, wrong, bonus], "wrong_token"), ([first, bonus, 3], "kept_rejected_token")):
+        cache = DynamicCache(config=model.config)
+        with Probe(model, eos_token_id=[]) as probe, torch.no_grad():
+            probe.begin([prompt])
+            step(model, cache, prompt, 0, [])
+            assert step(model, cache, [first, wrong], n, range(n)) == [bonus, bonus]
+            step(model, cache, [bonus], n + 2, range(n + 2))
+        assert probe.violation.kind == "kept_rejected_token"
+        probe.check_answers([answer])
+        (found,) = probe.violations
+        assert (found.kind, found.position, found.token) == (kind, n + 1, wrong)
+
+
+def test_either_of_two_equal_logits_may_be_chosen():
+    model, prompt = make_model("llama", 1), PROMPTS[1]
+    (first,) = greedy_oracle(model, prompt, 1)
+    other = (first + 1) % 97
+    model.lm_head.weight.data[other] = model.lm_head.weight.data[first]
+    for chosen in (first, other):
+        cache = DynamicCache(config=model.config)
+        with Probe(model, eos_token_id=[]) as probe, torch.no_grad():
+            probe.begin([prompt])
+            step(model, cache, prompt, 0, [])
+            next_token = step(model, cache, [chosen], len(prompt), range(len(prompt)))
+            step(model, cache, next_token, len(prompt) + 1, range(len(prompt) + 1))
+        assert probe.violations == []
+
+
 def test_rate_compares_fewer_rows_but_always_reads_the_inputs():
     target, draft = make_pair()
     offset = FAULTS["position-off-by-one"](target, ModelDrafter(draft), num_draft_tokens=4)

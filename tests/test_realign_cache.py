@@ -141,6 +141,16 @@ MISUSE = {
     "num_next": ({"num_next": 0}, "num_next=0; need at least 1"),
     "no layers": ({"cache": []}, "cache is empty"),
     "another kind": ({"cache": 7}, "cache is a int; need a DynamicCache, a StaticCache or a list"),
+    "a tuple": ({"cache": ()}, "cache is a tuple; need a DynamicCache, a StaticCache or a list"),
+    "no pairs": ({"cache": [torch.zeros(2, 2, 9, 4)]}, r"layer 0 of the cache is a Tensor; need \(k, v\)"),
+    "three of a kind": ({"cache": [(torch.zeros(2, 2, 9, 4),) * 3]}, r"layer 0 of the cache is a tuple of 3; need"),
+    "lists of lists": ({"cache": [([1.0], [2.0])]}, r"layer 0 of the cache holds a list; need tensors"),
+    "n_accepted as a list": ({"n_accepted": [3, 1]}, r"n_accepted is a list; need a tensor, int64 \[rows\]"),
+    "a mask as a list": ({"attention_mask": [[1] * 9] * 2}, "attention_mask is a list; need a tensor"),
+    "no mask": ({"attention_mask": None}, "attention_mask is a NoneType; need a tensor"),
+    "num_drafted as a tensor": ({"num_drafted": torch.tensor(3)}, r"num_drafted=tensor\(3\); need an integer"),
+    "num_drafted as a float": ({"num_drafted": 3.0}, r"num_drafted=3\.0; need an integer"),
+    "num_next as a string": ({"num_next": "2"}, "num_next='2'; need an integer"),
 }
 
 
@@ -150,7 +160,7 @@ def test_misuse_is_refused(change, message):
     before = [x.clone() for pair in filled()["cache"] for x in pair]
     with pytest.raises(InputError, match=message):
         realign_cache(**arguments)
-    if isinstance(arguments["cache"], list) and arguments["cache"]:
+    if "cache" not in change:
         after = [x for pair in arguments["cache"] for x in pair]
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 

@@ -39,7 +39,8 @@ def assert_output_equivalent(
 
     Args:
         candidate: ``(input_ids, attention_mask, max_new_tokens) -> sequences``, the first two ``[B, P]`` and
-            left-padded, the result ``[B, P + N]``; or what :func:`~specdec_fast.audit.candidates.resolve` takes.
+            left-padded, the result ``[B, P + N]``; or whatever else
+            :func:`~specdec_fast.audit.candidates.resolve` takes.
         target: the model whose greedy text counts. In float32 or float64 a failure is no rounding.
         prompts: token ids of each prompt, lists or tensors or arrays ``[P]``, or texts for ``tokenizer``.
         tokenizer: of the target.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from .strategies import STRATEGIES
 
 _LAYOUTS = {"eqspec": None, "eqspec-ragged": "ragged"}
 NAMES = ("autoregressive", "exspec", *_LAYOUTS, *STRATEGIES)
-Foreign = Callable[..., Tensor]
+Foreign = Callable[..., Tensor | Sequence[Any]]
+_ARGUMENTS = ("input_ids", "attention_mask", "max_new_tokens")
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 OnFinish = Callable[[RowResult], None]
@@ -35,9 +38,10 @@ Candidate = Callable[[Tensor, Tensor, OnFinish], None]
 def resolve(name: str, setting: Setting) -> Candidate:
     """The candidate called ``name``: one of ``NAMES``, or ``module:callable``.
 
-    A callable takes ``(input_ids, attention_mask, max_new_tokens)``, the first two ``[B, P]`` and left-padded, and
-    returns sequences ``[B, P + N]`` that begin with ``input_ids``. Parameters named ``model`` and ``drafter`` are
-    given the audited target and drafter, which lets a probe watch the target.
+    A callable takes ``(input_ids, attention_mask, max_new_tokens)``, the first two ``[B, P]`` and left-padded, in any
+    order if it calls them so, else in this one. Parameters named ``model`` and ``drafter`` are given the audited target
+    and drafter, which lets a probe watch the target. It returns sequences ``[B, P + N]`` that begin with ``input_ids``,
+    or a list of B rows, each a prompt without its padding and the new tokens after it.
 
     Raises:
         InputError: no such candidate, or a callable that cannot be called so; when it runs, also a callable that fails
@@ -63,12 +67,12 @@ def resolve(name: str, setting: Setting) -> Candidate:
 
 def foreign(decode: Foreign, setting: Setting, name: str = "callable") -> Candidate:
     """A candidate from a callable as :func:`resolve` describes it; its answers are checked."""
-    given = _extras(decode, setting, name)
+    call = _caller(decode, setting, name)
 
     def run(input_ids: Tensor, attention_mask: Tensor, on_finish: OnFinish) -> None:
         with _failures_of(name):
-            sequences = decode(input_ids, attention_mask, setting.max_new_tokens, **given)
-        for row in _rows(name, sequences, input_ids, attention_mask, setting):
+            answer = call(input_ids, attention_mask, setting.max_new_tokens)
+        for row in _rows(name, answer, input_ids, attention_mask, setting):
             on_finish(row)
 
     return run
@@ -93,19 +97,31 @@ def _exspec(setting: Setting) -> Candidate:
     return run
 
 
-def _extras(decode: Foreign, setting: Setting, name: str) -> dict[str, Any]:
+def _caller(decode: Foreign, setting: Setting, name: str) -> Foreign:
     offered = {"model": setting.target, "drafter": setting.drafter}
     try:
         signature = inspect.signature(decode)
-        given = {key: value for key, value in offered.items() if key in signature.parameters}
-        signature.bind("input_ids", "attention_mask", "max_new_tokens", **given)
+        parameters = signature.parameters
+        given = {key: value for key, value in offered.items() if key in parameters}
+        by_name = all(key in parameters and parameters[key].kind in _NAMED for key in _ARGUMENTS)
+
+        def arrange(*arguments: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+            return ((), dict(zip(_ARGUMENTS, arguments)) | given) if by_name else (arguments, given)
+
+        positional, named = arrange(*_ARGUMENTS)
+        signature.bind(*positional, **named)
     except Exception as error:
         # whatever a signature of its own making raises
         raise InputError(
             f"candidate {name} must take (input_ids, attention_mask, max_new_tokens) and at most model and drafter "
             f"beside: {error}"
         ) from error
-    return given
+
+    def call(*arguments: Any) -> Any:
+        positional, named = arrange(*arguments)
+        return decode(*positional, **named)
+
+    return call
 
 
 @contextlib.contextmanager
@@ -139,9 +155,11 @@ def _import(name: str) -> Foreign:
     return decode
 
 
-def _rows(name: str, sequences: Any, ids: Tensor, mask: Tensor, setting: Setting) -> list[RowResult]:
-    new = _new_tokens(name, sequences, ids, mask)
-    pairs = zip(mask.sum(1).tolist(), new.tolist(), strict=True)
+def _rows(name: str, answer: Any, ids: Tensor, mask: Tensor, setting: Setting) -> list[RowResult]:
+    new = (_after_prompts if isinstance(answer, list | tuple) else _new_tokens)(name, answer, ids, mask)
+    if not any(new):
+        raise InputError(f"candidate {name} returned no new tokens, only its prompts")
+    pairs = zip(mask.sum(1).tolist(), new, strict=True)
     rows = [autoregressive.new_row(i, *pair, setting.eos_token_id) for i, pair in enumerate(pairs)]
     vocabulary = range(compat.text_config(setting.target).vocab_size)
     # what fills a row after its EOS is cut by now
@@ -151,17 +169,35 @@ def _rows(name: str, sequences: Any, ids: Tensor, mask: Tensor, setting: Setting
     return rows
 
 
-def _new_tokens(name: str, sequences: Any, ids: Tensor, mask: Tensor) -> Tensor:
+def _after_prompts(name: str, answer: Sequence[Any], ids: Tensor, mask: Tensor) -> list[list[int]]:
+    if len(answer) != len(ids):
+        raise InputError(f"candidate {name} returned {len(answer)} rows; need one for each of {len(ids)} prompts")
+    found = []
+    for index, row in enumerate(answer):
+        prompt = ids[index][mask[index].bool()].tolist()
+        try:
+            tokens = [operator.index(token) for token in row]
+        except TypeError as error:
+            raise InputError(f"candidate {name} returned a row {index} that is none of token ids: {error}") from error
+        if tokens[: len(prompt)] != prompt:
+            raise InputError(
+                f"candidate {name} returned a row {index} that does not begin with its prompt; in a list, rows have "
+                "their prompt without padding"
+            )
+        found.append(tokens[len(prompt) :])
+    return found
+
+
+def _new_tokens(name: str, sequences: Any, ids: Tensor, mask: Tensor) -> list[list[int]]:
     rows, width = ids.shape
     if not isinstance(sequences, Tensor) or sequences.dim() != 2 or len(sequences) != rows:
         shape = list(sequences.shape) if isinstance(sequences, Tensor) else type(sequences).__name__
-        raise InputError(f"candidate {name} returned {shape}; need sequences [{rows}, {width} + new tokens]")
+        need = f"need sequences [{rows}, {width} + new tokens] or a list of rows"
+        raise InputError(f"candidate {name} returned {shape}; {need}")
     if sequences.is_meta or sequences.dtype not in _INTEGERS:
         found = f"{sequences.dtype} on {sequences.device}"
         raise InputError(f"candidate {name} returned {found}; need integer token ids on a real device")
     sequences, seen = sequences.to(ids.device), mask.bool()
     if sequences.shape[1] < width or not sequences[:, :width].where(seen, 0).equal(ids.where(seen, 0)):
         raise InputError(f"candidate {name} returned sequences that do not begin with input_ids {list(ids.shape)}")
-    if sequences.shape[1] == width:
-        raise InputError(f"candidate {name} returned no new tokens, only input_ids")
-    return sequences[:, width:]
+    return sequences[:, width:].tolist()

@@ -78,6 +78,7 @@ class Comparison:
             rouge_l=sum(row.rouge_l for row in rows) / len(rows),
             tokens_per_second=_rate(answers, run.batch_size),
             rows=rows,
+            tied=report.tied,
         )
 
     def _row(self, row: RowReport, prompt: Any, answer: Answer) -> RowAudit:

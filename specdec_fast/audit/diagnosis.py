@@ -1,13 +1,13 @@
 """What broke, judged from outputs alone (arXiv 2510.22876, sections 2 and 4.2, appendix A).
 
-An output shows where a row left the oracle, not why. Each suspect therefore comes with its evidence, the share of
-the diverging rows that it explains, and an experiment that would refute it.
+An output shows where a row left the oracle, not why. Each suspect therefore comes with its evidence, the number of
+wrong rows that it would explain, and an experiment that would refute it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from .equivalence import first_divergence, partial_match
@@ -37,16 +37,18 @@ class Suspect:
 
     Attributes:
         name: the invariant that is broken.
-        confidence: share of the diverging rows it explains, 0..1, lowered where they are few or where another cause
-            would do as well.
+        explained: wrong rows that it would explain; another suspect may explain the same ones.
         evidence: what was seen.
         refuted_by: what would speak against it.
     """
 
     name: Suspected
-    confidence: float
+    explained: int
     evidence: list[str]
     refuted_by: str
+
+
+_Scored = tuple[float, Suspect]
 
 
 @dataclass(frozen=True)
@@ -87,39 +89,54 @@ def diagnose(rows: Sequence[Observation]) -> list[Suspect]:
     if not wrong:
         return []
     found = [suspect(rows, wrong) for suspect in (_row_order, _stopping, _acceptance, _padding, _kv_cache, _positions)]
-    # few rows prove little
-    weight = len(wrong) / (len(wrong) + 1)
-    weighted = [replace(s, confidence=round(weight * s.confidence, 3)) for s in found if s]
-    return sorted(weighted, key=lambda suspect: -suspect.confidence)
+    return [suspect for _, suspect in sorted(filter(None, found), key=lambda scored: -scored[0])]
 
 
 def _share(rows: Sequence[Observation], holds: Callable[[Observation], bool]) -> float:
     return sum(map(holds, rows)) / len(rows) if rows else 0.0
 
 
-def _suspect(name: Suspected, confidence: float, *evidence: str) -> Suspect | None:
-    if confidence <= 0:
+def _suspect(name: Suspected, score: float, explained: Sequence[Observation], *evidence: str) -> _Scored | None:
+    """``score``, 0..1, orders the suspects: the share explained, lowered where another cause would do as well."""
+    if score <= 0:
         return None
-    return Suspect(name, confidence, list(evidence), _REFUTATIONS[name])
+    return score, Suspect(name, len(explained), list(evidence), _REFUTATIONS[name])
 
 
-def _row_order(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    share = _share(wrong, lambda row: any(partial_match(other, row.candidate) >= 0.5 for other in row.others))
+def _row_order(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    found = list(filter(_follows_another, wrong))
+    share = len(found) / len(wrong)
     return _suspect(
-        "row_order", share, f"{share:.0%} of the wrong rows follow the oracle of another row of their batch"
+        "row_order", share, found, f"{share:.0%} of the wrong rows follow the oracle of another row of their batch"
     )
 
 
-def _stopping(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    share = _share(wrong, lambda row: row.divergence == min(len(row.oracle), len(row.candidate)))
-    return _suspect("stopping", share, f"{share:.0%} of the wrong rows have the right tokens and end at another place")
+def _follows_another(row: Observation) -> bool:
+    """Half of another row's oracle, more than of its own, and not alone, where there is no other row."""
+    own = _matched(row.oracle, row.candidate)
+    better = [other for other in row.others if _matched(other, row.candidate) > own]
+    return row.alone != row.candidate and any(partial_match(other, row.candidate) >= 0.5 for other in better)
 
 
-def _acceptance(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    share = _share(wrong, _takes_the_rejected_draft)
+def _matched(oracle: list[int], candidate: list[int]) -> int:
+    divergence = first_divergence(oracle, candidate)
+    return len(oracle) if divergence is None else divergence
+
+
+def _stopping(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    found = [row for row in wrong if row.divergence == min(len(row.oracle), len(row.candidate))]
+    share = len(found) / len(wrong)
+    evidence = f"{share:.0%} of the wrong rows have the right tokens and end at another place"
+    return _suspect("stopping", share, found, evidence)
+
+
+def _acceptance(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    found = list(filter(_takes_the_rejected_draft, wrong))
+    share = len(found) / len(wrong)
     return _suspect(
         "acceptance",
         share,
+        found,
         f"{share:.0%} of the wrong rows first differ by the very draft that the target rejects there",
     )
 
@@ -131,8 +148,9 @@ def _takes_the_rejected_draft(row: Observation) -> bool:
     return any(block.rejected_at(divergence) == row.candidate[divergence] for block in row.blocks)
 
 
-def _padding(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    early = _share(wrong, lambda row: row.padding > 0 and _before_any_rejection(row))
+def _padding(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    padded = [row for row in wrong if row.padding > 0]
+    early = len([row for row in padded if _before_any_rejection(row)]) / len(wrong)
     hit = _share([row for row in rows if row.padding > 0], lambda row: row.wrong)
     spared = _share([row for row in rows if row.padding == 0], lambda row: not row.wrong)
     # alone, a row has no padding
@@ -140,6 +158,7 @@ def _padding(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspe
     return _suspect(
         "padding",
         max(early, 0.5 * hit * spared * cured),
+        [row for row in padded if _before_any_rejection(row) or row.alone == row.oracle],
         f"{early:.0%} of the wrong rows are padded and wrong before any draft was rejected",
         f"{hit:.0%} of the padded rows are wrong, {1 - spared:.0%} of the others",
     )
@@ -152,14 +171,16 @@ def _before_any_rejection(row: Observation) -> bool:
     return divergence is not None and (first is None or divergence <= first)
 
 
-def _kv_cache(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    later = _share(wrong, lambda row: not _before_any_rejection(row) and not _takes_the_rejected_draft(row))
+def _kv_cache(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    found = [row for row in wrong if not _before_any_rejection(row) and not _takes_the_rejected_draft(row)]
+    later = len(found) / len(wrong)
     tried = [row for row in wrong if row.alone is not None]
     alone = _share(tried, lambda row: row.alone != row.oracle)
     partial = sum(partial_match(row.oracle, row.candidate) for row in wrong) / len(wrong)
     return _suspect(
         "kv_cache",
         later * (0.5 + 0.5 * alone if tried else 0.6),
+        found,
         f"{later:.0%} of the wrong rows differ only after a draft was rejected, with {partial:.0%} of their text right",
         f"{alone:.0%} of the wrong rows are wrong alone too, where nothing is ragged"
         if tried
@@ -167,8 +188,9 @@ def _kv_cache(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Susp
     )
 
 
-def _positions(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Suspect | None:
-    later = _share(wrong, lambda row: not _takes_the_rejected_draft(row) and row.divergence != 0)
+def _positions(rows: Sequence[Observation], wrong: Sequence[Observation]) -> _Scored | None:
+    found = [row for row in wrong if not _takes_the_rejected_draft(row) and row.divergence != 0]
+    later = len(found) / len(wrong)
     tried = [row for row in wrong if row.alone is not None]
     cured = _share(tried, lambda row: row.alone == row.oracle)
     regrouped = [row for row in wrong if row.regrouped is not None]
@@ -176,6 +198,7 @@ def _positions(rows: Sequence[Observation], wrong: Sequence[Observation]) -> Sus
     return _suspect(
         "position_ids",
         later * (0.1 + 0.85 * cured if tried else 0.5),
+        found,
         f"{cured:.0%} of the wrong rows are right alone" if tried else "no row was tried alone",
         f"{moved:.0%} of them change with their neighbours" if regrouped else "no row was regrouped",
     )

@@ -5,9 +5,11 @@ Exact match
 Partial match
     share of the oracle's tokens before the first divergence.
 Near-tie
-    a divergence where the oracle's two largest logits lie closer than twice the noise. Noise is the
-    largest absolute logit difference, over all rows of the run, between the target's incremental and
-    one-shot batch-1 forwards of the same text. Where the gap or the noise is unknown, so is this.
+    a divergence where the oracle's logit leads that of the candidate's token by less than twice the
+    noise, the band. Noise is the largest absolute logit difference, over all rows of the run, between
+    the target's incremental and one-shot batch-1 forwards of the same text. For a target in half
+    precision a float32 copy of it says what leads by how much, and twice the noise is the largest
+    difference that half precision makes to a lead. Where the gap or the noise is unknown, so is this.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .oracle import OracleRow
+
+# of the oracle's tokens within the band; from here on a wrong token may well be one of them
+_WEAK = 0.01
 
 
 class GreedyOracle(Protocol):
@@ -57,6 +62,21 @@ def is_near_tie(gap: float | None, noise: float) -> bool:
     return gap is not None and gap < 2 * noise
 
 
+def weakness(noise: float | None, tied: float | None) -> str | None:
+    """Why a verdict with this ``noise`` says little, if it does.
+
+    Args:
+        noise: what rounding does to a logit.
+        tied: share of the oracle's tokens that have another one within the band.
+    """
+    if noise is None or tied is None or tied < _WEAK:
+        return None
+    return (
+        f"weak verdict: tokens less than {2 * noise:.2g} logits apart pass as near-ties, and {tied:.0%} of the "
+        "target's own tokens have another one so close; audit in float32"
+    )
+
+
 @dataclass(frozen=True)
 class RowReport:
     """One row against the oracle.
@@ -67,8 +87,8 @@ class RowReport:
         partial: share of the oracle's tokens before the first divergence.
         first_divergence: token index, None if there is none.
         near_tie: the divergence is explained by rounding; None if the oracle does not know.
-        gap: the oracle's top-2 logit gap where another token was chosen. None if it is unknown, without a divergence,
-            and where one side has no token: rounding swaps tokens, it never stops a row early or late.
+        gap: by how much the oracle's logit leads that of the token chosen instead. None if it is unknown, without a
+            divergence, and where one side has no token: rounding swaps tokens, it never stops a row early or late.
     """
 
     index: int
@@ -90,6 +110,7 @@ class Report:
         mismatches: all other divergences, those included that may or may not be near-ties.
         noise: logit noise of the run, None if the oracle does not know.
         rows: one report per row, in the order added.
+        tied: share of the oracle's tokens that have another one within the band, None if the oracle does not know.
     """
 
     exact_match: float
@@ -98,6 +119,12 @@ class Report:
     mismatches: int
     noise: float | None
     rows: list[RowReport]
+    tied: float | None = None
+
+    @property
+    def weakness(self) -> str | None:
+        """Why the verdict says little, if it does."""
+        return weakness(self.noise, self.tied)
 
 
 @dataclass(frozen=True)
@@ -127,6 +154,7 @@ class EquivalenceCheck:
     def __init__(self, oracle: GreedyOracle) -> None:
         self._oracle = oracle
         self._noise: float | None = None
+        self._gaps: list[float] = []
         self._rows: list[_Comparison] = []
 
     def add(self, index: int, prompt: Any, token_ids: Sequence[Hashable]) -> None:
@@ -134,11 +162,12 @@ class EquivalenceCheck:
         oracle = self._oracle.decode(prompt)
         if oracle.noise is not None:
             self._noise = max(self._noise or 0.0, oracle.noise)
+        self._gaps += [gap for gap in oracle.gaps if gap is not None]
         divergence = first_divergence(oracle.token_ids, token_ids)
         gap, swapped = None, False
         # rounding swaps tokens, it never stops a row early or late
         if divergence is not None and divergence < min(len(oracle.token_ids), len(token_ids)):
-            gap, swapped = oracle.gaps[divergence], True
+            gap, swapped = oracle.gap(divergence, token_ids[divergence]), True
         self._rows.append(_Comparison(index, partial_match(oracle.token_ids, token_ids), divergence, swapped, gap))
 
     def report(self) -> Report:
@@ -163,7 +192,13 @@ class EquivalenceCheck:
             mismatches=len(rows) - exact - near_ties,
             noise=self._noise,
             rows=rows,
+            tied=self._tied(),
         )
+
+    def _tied(self) -> float | None:
+        if self._noise is None or not self._gaps:
+            return None
+        return sum(is_near_tie(gap, self._noise) for gap in self._gaps) / len(self._gaps)
 
     def _is_near_tie(self, row: _Comparison) -> bool | None:
         if not row.swapped:

@@ -11,10 +11,24 @@ from statistics import mean, median
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from .diagnosis import Suspect
 from .divergence_map import Chart
-from .results import AuditReport, RowAudit, RunAudit
+from .probe import Violation
+from .results import AuditReport, RowAudit, RunAudit, Verdict, worst
 from .side_by_side import pairs
 
+_HEADLINES: dict[Verdict, str] = {
+    "equivalent": "Output-equivalent",
+    "NOT probed": "Output-equivalent, but not probed",
+    "BROKEN invariant": "Output-equivalent, but an invariant is broken",
+    "NOT equivalent": "Not output-equivalent",
+}
+_TONES: dict[Verdict, str] = {
+    "equivalent": "good",
+    "NOT probed": "warn",
+    "BROKEN invariant": "warn",
+    "NOT equivalent": "bad",
+}
 # in escaped text: special tokens, white space that would not be seen, and all that may not be printed as it is
 _UNSEEN = re.compile(
     r"&lt;\|[\w.:-]{1,40}\|&gt;|&lt;/?(?:s|unk|pad|bos|eos)&gt;|^ +| +$| {2,}|[^ -~]", flags=re.MULTILINE
@@ -36,8 +50,17 @@ def render(report: AuditReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"visible": visible, "percent": "{:.1%}".format, "number": "{:,}".format, "kind": kind}
-    environment.globals |= {"chart_of": Chart.of, "facts_of": facts, "pairs_of": pairs}
-    return environment.get_template("report.html.jinja").render(report=report, verdicts=verdicts(report.runs))
+    environment.globals |= {"chart_of": Chart.of, "facts_of": facts, "pairs_of": pairs, "tones": _TONES}
+    return environment.get_template("report.html.jinja").render(
+        report=report, verdicts=verdicts(report.runs), headline=headline(report)
+    )
+
+
+def headline(report: AuditReport) -> str:
+    """The verdict on all runs."""
+    if report.failures and report.equivalent:
+        return "A candidate failed"
+    return _HEADLINES[report.verdict] if report.runs else "Nothing was audited"
 
 
 def visible(text: object) -> Markup:
@@ -66,15 +89,27 @@ def kind(row: RowAudit) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Overall:
     """A candidate at all its batch sizes."""
 
     candidate: str
     runs: list[RunAudit]
 
     @property
-    def equivalent(self) -> bool:
-        return all(run.equivalent for run in self.runs)
+    def verdict(self) -> Verdict:
+        """The worst of all runs."""
+        return worst(self.runs)
+
+    @property
+    def violation(self) -> Violation | None:
+        """The first that a probe found."""
+        return next((run.violation for run in self.runs if run.violation), None)
+
+    @property
+    def suspect(self) -> Suspect | None:
+        """The first of the run with the most mismatches, if no probe found anything."""
+        leading = max(self.runs, key=lambda run: run.mismatches)
+        return leading.diagnosis[0] if leading.diagnosis and not self.violation else None
 
     @property
     def rows(self) -> int:
@@ -93,12 +128,12 @@ class Verdict:
         return sum(run.undecided for run in self.runs)
 
 
-def verdicts(runs: Iterable[RunAudit]) -> list[Verdict]:
+def verdicts(runs: Iterable[RunAudit]) -> list[Overall]:
     """One per candidate, in the order of ``runs``."""
     by_candidate: dict[str, list[RunAudit]] = {}
     for run in runs:
         by_candidate.setdefault(run.candidate, []).append(run)
-    return [Verdict(*group) for group in by_candidate.items()]
+    return [Overall(*group) for group in by_candidate.items()]
 
 
 def facts(run: RunAudit) -> dict[str, str]:
@@ -111,7 +146,7 @@ def facts(run: RunAudit) -> dict[str, str]:
         "first divergence": _range([row.first_divergence for row in diverging if row.first_divergence is not None]),
         "repeated 3-grams afterwards": f"{mean(row.repetition for row in diverging):.1%}",
         "special tokens afterwards": f"{mean(row.special_rate for row in diverging):.1%}",
-        "logit noise": "unknown" if run.noise is None else f"{run.noise:.2g}",
+        "near-ties are closer than": "unknown" if run.noise is None else f"{2 * run.noise:.2g} logits",
     }
 
 

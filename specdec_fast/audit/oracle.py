@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from .. import compat
@@ -19,6 +22,9 @@ from ..autoregressive import no_generation_defaults
 from ..errors import InputError
 
 _CHUNK = 1 << 24
+_HALF = (torch.bfloat16, torch.float16)
+# tokens that rounding could put in place of the oracle's
+_RIVALS = 8
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,29 @@ class OracleRow:
 
     Attributes:
         token_ids: new tokens, the EOS that ended the row included.
-        gaps: at each of them, by how much its logit leads the second largest; None if that is unknown.
-        noise: largest logit difference between incremental and one-shot forwards of this text at batch size 1; None
-            if it is unknown.
+        gaps: at each of them, by how much its logit leads the largest of all others; None if that is unknown.
+        noise: what rounding does to a logit of this text, None if it is unknown. The largest difference between
+            incremental and one-shot forwards at batch size 1; where a float32 copy judges, half the largest difference
+            that either makes to a lead.
+        rivals: at each new token, the others with the largest logits; empty if they are unknown.
+        leads: by how much the token's logit leads each of them.
     """
 
     token_ids: list[Any]
     gaps: Sequence[float | None]
     noise: float | None
+    rivals: Sequence[Sequence[int]] = ()
+    leads: Sequence[Sequence[float]] = ()
+
+    def gap(self, index: int, token: Any) -> float | None:
+        """By how much the logit of token ``index`` leads that of ``token``; the least it can be where that is unknown.
+
+        None if nothing is known.
+        """
+        if not self.rivals:
+            return self.gaps[index]
+        rivals, leads = self.rivals[index], self.leads[index]
+        return leads[rivals.index(token)] if token in rivals else leads[-1]
 
 
 class Oracle:
@@ -47,6 +68,8 @@ class Oracle:
         max_new_tokens: new tokens per row, at least 1.
         cache_dir: where rows are kept between runs, by model weights, dtype, versions, settings and prompt;
             None keeps them in memory only.
+        float32_judge: read leads and noise of a model in half precision from a float32 copy of it, which takes twice
+            the model's memory; else from the model. The text is the model's own either way.
 
     Raises:
         InputError: ``cache_dir`` cannot be written.
@@ -63,8 +86,10 @@ class Oracle:
         pad_token_id: int | None,
         max_new_tokens: int,
         cache_dir: Path | None = None,
+        float32_judge: bool = True,
     ) -> None:
         self._model = model
+        self._judge = _float32_copy(model) if float32_judge and model.dtype in _HALF else None
         self._config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max_new_tokens,
@@ -76,7 +101,7 @@ class Oracle:
         self._rows: dict[tuple[int, ...], OracleRow] = {}
         self._folder: Path | None = None
         if cache_dir is not None:
-            settings = [_fingerprint(model), eos_token_id, pad_token_id, max_new_tokens]
+            settings = [_fingerprint(model), eos_token_id, pad_token_id, max_new_tokens, self._judge is not None]
             self._folder = cache_dir / _digest(settings)[:32]
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -124,17 +149,39 @@ class Oracle:
             )
         token_ids = output.sequences[0, len(prompt_ids) :].tolist()
         logits = torch.cat(output.logits)
-        first, second = logits.topk(2).values.unbind(1)
         text = torch.tensor(prompt_ids + token_ids[:-1], device=self._model.device)
-        one_shot = compat.one_shot_logits(self._model, text, len(token_ids))
         # generate hands out float32 logits whatever the model's dtype
-        noise = (logits - one_shot.to(logits.dtype)).abs().max().item()
-        return OracleRow(token_ids, (first - second).tolist(), noise)
+        one_shot = compat.one_shot_logits(self._model, text, len(token_ids)).to(logits.dtype)
+        exact = compat.one_shot_logits(self._judge, text, len(token_ids)) if self._judge else logits
+        own = output.sequences[0, len(prompt_ids) :, None]
+        rivals = exact.scatter(1, own, -torch.inf).topk(min(_RIVALS, exact.shape[1] - 1)).indices
+        leads = _leads(exact, own, rivals)
+        if self._judge:
+            noise = torch.stack([(_leads(x, own, rivals) - leads).abs() for x in (logits, one_shot)]).max() / 2
+        else:
+            noise = (logits - one_shot).abs().max()
+        return OracleRow(token_ids, leads[:, 0].tolist(), noise.item(), rivals.tolist(), leads.tolist())
+
+
+def _leads(logits: Tensor, own: Tensor, rivals: Tensor) -> Tensor:
+    return logits.gather(1, own) - logits.gather(1, rivals)
+
+
+def _float32_copy(model: PreTrainedModel) -> PreTrainedModel | None:
+    try:
+        return copy.deepcopy(model).float()
+    except (RuntimeError, ValueError, TypeError, MemoryError) as error:
+        # no memory for it, or weights that have no other dtype
+        warnings.warn(f"no float32 copy to judge near-ties with, so {model.dtype} does: {error}", stacklevel=3)
+        return None
 
 
 def _is_whole(row: OracleRow) -> bool:
     typed = _holds(row.token_ids, int) and _holds(row.gaps, float) and type(row.noise) is float
-    return typed and len(row.token_ids) == len(row.gaps) > 0
+    nested = isinstance(row.rivals, list) and isinstance(row.leads, list)
+    typed = typed and nested and all(_holds(ids, int) for ids in row.rivals)
+    typed = typed and all(_holds(leads, float) for leads in row.leads)
+    return typed and len(row.token_ids) == len(row.gaps) == len(row.rivals) == len(row.leads) > 0
 
 
 def _holds(value: Any, kind: type) -> bool:

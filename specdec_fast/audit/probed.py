@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from transformers import PreTrainedModel
@@ -42,15 +41,10 @@ class ProbedRun(contextlib.ExitStack):
                 self.enter_context(probe)
         return self
 
-    def violation(self, prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> Violation | None:
-        """The first of the target. A rejected token that the answer holds too was accepted, not only kept."""
+    def violation(self, answers: Sequence[Answer]) -> Violation | None:
+        """The first of the target."""
         self.target.check_answers([answer.token_ids for answer in answers])
-        found = self.target.violation
-        if found and found.kind == "kept_rejected_token":
-            text = [*prompts[found.row], *answers[found.row].token_ids]
-            if text[found.position : found.position + 1] == [found.token]:
-                return replace(found, kind="wrong_token", detail=f"{found.detail}, but of the answer")
-        return found
+        return self.target.violation
 
     def report(self, replay: Replay, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> ProbeReport:
         """What was seen, and whether drafts were accepted as often as for each row alone."""
@@ -62,7 +56,7 @@ class ProbedRun(contextlib.ExitStack):
             alone = sum(block.accepted for block in blocks) / max(1, sum(block.drafted for block in blocks))
         return ProbeReport(
             checked=self.target.forwards,
-            violation=self.violation(prompts, answers),
+            violation=self.violation(answers),
             draft_violation=self.draft.violation if self.draft else None,
             accepted=accepted,
             accepted_alone=alone,

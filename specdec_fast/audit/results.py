@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .diagnosis import CANNOT_SHOW, Suspect
+from .equivalence import weakness
 from .probe import Violation
 
 Unit = Literal["token ids", "tokens", "characters"]
+Verdict = Literal["equivalent", "NOT probed", "BROKEN invariant", "NOT equivalent"]
+"""From best to worst; ``BROKEN invariant`` and ``NOT probed`` have the target's own text."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,13 @@ class RunAudit:
         partial_match: mean share of the oracle's tokens before the first divergence.
         near_ties: divergences that rounding explains.
         mismatches: all others; the candidate is output-equivalent if there are none.
-        noise: logit noise the near-ties were judged by, None if unknown.
+        noise: logit noise the near-ties were judged by, None if unknown; twice of it is the band.
         rouge_l: mean ROUGE-L.
         tokens_per_second: new tokens over the seconds of all batches; None if a probe watched.
         rows: one per prompt.
         diagnosis: what outputs alone point to, most likely first; empty for an equivalent run.
         probe: what the probe saw, None without one.
+        tied: share of the oracle's tokens that have another one within the band, None if unknown.
     """
 
     candidate: str
@@ -92,6 +96,7 @@ class RunAudit:
     rows: list[RowAudit]
     diagnosis: list[Suspect] = field(default_factory=list)
     probe: ProbeReport | None = None
+    tied: float | None = None
 
     @property
     def equivalent(self) -> bool:
@@ -99,9 +104,28 @@ class RunAudit:
         return self.mismatches == 0
 
     @property
+    def violation(self) -> Violation | None:
+        """What the probe found first."""
+        return self.probe.violation if self.probe else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """On the text, and where it is right and a probe was asked for, on what the probe saw."""
+        if not self.equivalent:
+            return "NOT equivalent"
+        if self.violation:
+            return "BROKEN invariant"
+        return "NOT probed" if self.probe and not self.probe.checked else "equivalent"
+
+    @property
     def passed(self) -> bool:
         """Equivalent, and where a probe was asked for, it saw the target run and no invariant broken."""
-        return self.equivalent and (self.probe is None or (self.probe.checked > 0 and not self.probe.violation))
+        return self.verdict == "equivalent"
+
+    @property
+    def weakness(self) -> str | None:
+        """Why the verdict says little, if it does."""
+        return weakness(self.noise, self.tied)
 
     @property
     def undecided(self) -> int:
@@ -120,6 +144,26 @@ class PromptAudit:
     oracle_text: str
 
 
+def worst(runs: Iterable[RunAudit]) -> Verdict:
+    """The worst verdict of several runs."""
+    return max((run.verdict for run in runs), key=get_args(Verdict).index, default="equivalent")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that has no verdict, since the candidate failed.
+
+    Attributes:
+        error: what happened, in one line that names the candidate.
+        traceback: of the candidate.
+    """
+
+    candidate: str
+    batch_size: int
+    error: str
+    traceback: str
+
+
 @dataclass(frozen=True)
 class AuditReport:
     """All runs of an audit.
@@ -127,7 +171,8 @@ class AuditReport:
     Attributes:
         settings: the command line, and the versions it ran with.
         prompts: in order.
-        runs: in the order they were asked for.
+        runs: in the order they were asked for, those that failed left out.
+        failures: these.
         cannot_show: faults that outputs do not show.
         unit: what was compared; a server may return neither token ids nor tokens.
     """
@@ -137,6 +182,7 @@ class AuditReport:
     runs: list[RunAudit]
     cannot_show: Sequence[str] = CANNOT_SHOW
     unit: Unit = "token ids"
+    failures: Sequence[Failure] = ()
 
     @property
     def equivalent(self) -> bool:
@@ -145,10 +191,23 @@ class AuditReport:
 
     @property
     def passed(self) -> bool:
-        """Every run has."""
-        return all(run.passed for run in self.runs)
+        """Every run has, and none failed."""
+        return not self.failures and all(run.passed for run in self.runs)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all runs."""
+        return worst(self.runs)
+
+    @property
+    def weakness(self) -> str | None:
+        """Why the verdicts say little, if they do; noise is that of the oracle, and the same in all runs."""
+        return next((run.weakness for run in self.runs if run.weakness), None)
 
     def write_json(self, path: Path) -> None:
-        path.write_text(
-            json.dumps({"equivalent": self.equivalent, "passed": self.passed, **asdict(self)}, indent=1) + "\n"
-        )
+        found: dict[str, Any] = {"equivalent": self.equivalent, "passed": self.passed, **asdict(self)}
+        found["runs"] = [
+            record | {"verdict": run.verdict, "weakness": run.weakness}
+            for run, record in zip(self.runs, found["runs"], strict=True)
+        ]
+        path.write_text(json.dumps(found, indent=1) + "\n")

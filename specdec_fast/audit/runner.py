@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from ..prompts import pad_left
 from ..result import RowResult
 from .candidates import Candidate
 from .compare import Answer, Comparison, Run
-from .diagnosis import Observation, diagnose
+from .diagnosis import Observation, Suspect, diagnose
 from .oracle import Oracle
 from .probe import Probe
 from .replay import Block, Replay
@@ -23,6 +24,8 @@ from .setting import Setting
 _MOST_CONTROLS = 16
 
 Finish = Callable[[int, Any], None]
+OnStep = Callable[[int, int], None]
+"""Told how many steps are done, 0 at first, and of how many."""
 AnswerBatch = Callable[[Sequence[Any], Finish], None]
 """Continues a batch of prompts and hands over each row with its place in the batch."""
 
@@ -113,24 +116,39 @@ class Judge:
         self.comparison = Comparison(oracle, prompts, special_ids, to_text)
 
     def run(
-        self, run: Run, candidate: Candidate, answers: Sequence[Answer], probe: ProbeReport | None = None
+        self,
+        run: Run,
+        candidate: Candidate,
+        answers: Sequence[Answer],
+        probe: ProbeReport | None = None,
+        known: list[Suspect] | None = None,
+        on_step: OnStep = lambda done, total: None,
     ) -> RunAudit:
-        """Verdict on the answers to all prompts; a candidate that is wrong decodes again what tells suspects apart."""
-        found = self.comparison.run(run, answers)
-        return replace(
-            found,
-            tokens_per_second=None if probe else found.tokens_per_second,
-            diagnosis=[] if found.equivalent else diagnose(self._observe(run, candidate, found.rows)),
-            probe=probe,
-        )
+        """Verdict on the answers to all prompts.
 
-    def _observe(self, run: Run, candidate: Candidate, rows: Sequence[RowAudit]) -> list[Observation]:
+        A candidate that is wrong decodes again what tells suspects apart, which ``on_step`` is told of, unless its
+        diagnosis is ``known``.
+        """
+        found = self.comparison.run(run, answers)
+        if known is None:
+            known = [] if found.equivalent else diagnose(self._observe(run, candidate, found.rows, on_step))
+        rate = None if probe else found.tokens_per_second
+        return replace(found, tokens_per_second=rate, diagnosis=known, probe=probe)
+
+    def _observe(self, run: Run, candidate: Candidate, rows: Sequence[RowAudit], on_step: OnStep) -> list[Observation]:
         """Everything that outputs can tell: the wrong rows alone and among other neighbours, and their rounds."""
         wrong = [row.index for row in rows if not row.exact and not row.near_tie][:_MOST_CONTROLS]
-        alone = self._again(candidate, wrong, 1)
         # every other row first, so that all have other neighbours
-        order = [*range(0, len(rows), 2), *range(1, len(rows), 2)]
-        regrouped = self._again(candidate, order, run.batch_size) if run.batch_size > 1 else {}
+        order = [*range(0, len(rows), 2), *range(1, len(rows), 2)] if run.batch_size > 1 else []
+        total, steps = 2 * len(wrong) + len(order), itertools.count()
+
+        def step() -> None:
+            on_step(next(steps), total)
+
+        step()
+        alone = self._again(candidate, wrong, 1, step)
+        regrouped = self._again(candidate, order, run.batch_size, step)
+        blocks = {index: self._blocks(self.prompts[index], step) for index in wrong}
         observations = []
         for row in rows:
             first = row.index - row.index % run.batch_size
@@ -143,24 +161,29 @@ class Judge:
                     near_tie=row.near_tie is True,
                     padding=max(map(len, batch)) - len(prompt),
                     others=[self.oracle.decode(other).token_ids for other in batch if other is not prompt],
-                    blocks=self._blocks(prompt) if row.index in wrong else (),
+                    blocks=blocks.get(row.index, ()),
                     alone=alone.get(row.index),
                     regrouped=regrouped.get(row.index),
                 )
             )
         return observations
 
-    def _blocks(self, prompt: list[int]) -> Sequence[Block]:
+    def _blocks(self, prompt: list[int], step: Callable[[], None]) -> Sequence[Block]:
+        blocks: Sequence[Block] = ()
         # a target that the candidate spoiled, or that no cached decoding supports, cannot be replayed
         with contextlib.suppress(Exception):
-            return self.replay.blocks(prompt)
-        return ()
+            blocks = self.replay.blocks(prompt)
+        step()
+        return blocks
 
-    def _again(self, candidate: Candidate, indices: Sequence[int], batch_size: int) -> dict[int, list[int]]:
+    def _again(
+        self, candidate: Candidate, indices: Sequence[int], batch_size: int, step: Callable[[], None]
+    ) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
 
         def keep(slot: int, row: RowResult, _: float) -> None:
             found[indices[slot]] = row.token_ids
+            step()
 
         # a candidate that fails here gives no control, but the verdict on it stands
         with contextlib.suppress(Exception):

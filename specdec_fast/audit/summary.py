@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,32 +17,26 @@ _SHOWN_ROWS = 5
 
 
 def summary_table(runs: Iterable[RunAudit], unit: Unit = "token ids") -> Table:
-    """A line per candidate and batch size."""
+    """Two lines per candidate and batch size, the second with the rate; it fits 80 columns."""
     rate = "characters/s" if unit == "characters" else "tokens/s"
-    columns = ("candidate", "B", "exact", "partial", "near-ties", "mismatches", "ROUGE-L", rate, "verdict", "diagnosis")
-    table = Table(*columns)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("candidate", overflow="fold")
+    table.add_column("B", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for name in ("exact", "partial", "near-ties", "mismatches"):
+        table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
+        speed = "rate: probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f} {rate}"
         table.add_row(
             run.candidate,
             str(run.batch_size),
+            f"{run.verdict}\n{speed}",
             f"{run.exact_match:.1%}",
             f"{run.partial_match:.1%}",
             f"{run.near_ties}, {run.undecided} unknown" if run.undecided else str(run.near_ties),
             str(run.mismatches),
-            f"{run.rouge_l:.3f}",
-            "probed" if run.tokens_per_second is None else f"{run.tokens_per_second:.1f}",
-            _verdict(run),
-            f"{run.diagnosis[0].name} ({run.diagnosis[0].confidence:.0%})" if run.diagnosis else "",
         )
     return table
-
-
-def _verdict(run: RunAudit) -> str:
-    if not run.equivalent:
-        return "NOT equivalent"
-    if run.passed or run.probe is None:
-        return "equivalent"
-    return "BROKEN invariant" if run.probe.checked else "equivalent, NOT probed"
 
 
 def describe(report: AuditReport) -> str:
@@ -49,7 +44,7 @@ def describe(report: AuditReport) -> str:
     console = Console(width=SUMMARY_WIDTH)
     with console.capture() as capture:
         console.print(summary_table(report.runs, report.unit))
-    lines = [capture.get().rstrip()]
+    lines = [capture.get().strip("\n"), *filter(None, [report.weakness])]
     for run in report.runs:
         mismatches = [row for row in run.rows if not row.exact and not row.near_tie]
         lines += [_describe_row(run, row, report.prompts[row.index].oracle_ids) for row in mismatches[:_SHOWN_ROWS]]

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import traceback as tracebacks
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import EndpointError, InputError
+from ..errors import EndpointError, InputError, WriteError
 from ..journal import Journal, Rows, Settings, check_writable, journal_path
+from ..paths import writing
 from ..prompts import Prompt, read
 from . import display
+from .diagnoses import Diagnoses, diagnosis_path
 from .endpoint import EndpointJob
-from .rows import decode_run
+from .rows import advance, decode_run
 from .workload import Workload
 
 if TYPE_CHECKING:
     from ..audit.candidates import Candidate
-    from ..audit.compare import Run
+    from ..audit.compare import Answer, Run
     from ..audit.probed import ProbedRun
-    from ..audit.results import AuditReport, RunAudit
+    from ..audit.results import AuditReport, Failure, ProbeReport, RunAudit
 
-_FOR_MODELS = ("target", "draft", "candidate", "num_draft_tokens", "dtype", "device", "chat", "probe")
+JudgeDtype = Literal["float32", "same"]
+_FOR_MODELS = (
+    *("target", "draft", "candidate", "num_draft_tokens", "dtype", "judge_dtype", "device", "chat", "probe"),
+    "traceback",
+)
 _FOR_SERVERS = ("endpoint_plain", "model", "logprobs", "timeout")
 # spelled out, since the audit's own names load torch
 _CANDIDATES = (
@@ -46,9 +54,11 @@ class Options:
     num_draft_tokens: int
     max_new_tokens: int
     dtype: str
+    judge_dtype: JudgeDtype
     device: str
     chat: bool | None
     probe: bool
+    traceback: bool
     endpoint: str | None
     endpoint_plain: str | None
     model: str | None
@@ -111,6 +121,10 @@ def audit(
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32 for a verdict that means something.")] = "float32",
+    judge_dtype: Annotated[
+        JudgeDtype,
+        typer.Option(help="Tell near-ties of a target in half precision by a float32 copy of it, or by the same one."),
+    ] = "float32",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     chat: Annotated[
         bool | None,
@@ -119,6 +133,7 @@ def audit(
     probe: Annotated[
         bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
     ] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where a candidate failed.")] = False,
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None,
     endpoint_plain: Annotated[
         str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
@@ -140,23 +155,29 @@ def audit(
         try:
             job = EndpointJob if endpoint else _Job
             findings = job(options, prompt_list, runs, rows, screen).run()
-        except (KeyboardInterrupt, EndpointError) as stop:
+        except (KeyboardInterrupt, EndpointError, WriteError) as stop:
             screen.close()
             screen.message(_describe_stop(options, rows))
-            if isinstance(stop, EndpointError):
-                raise
-            raise typer.Exit(130) from None
+            if isinstance(stop, KeyboardInterrupt):
+                raise typer.Exit(130) from None
+            raise
         finally:
             screen.close()
+        if findings.failures and not rows.complete:
+            screen.message(_describe_stop(options, rows))
     if json:
-        findings.write_json(json)
+        with writing(json):
+            findings.write_json(json)
     if report:
         from ..audit.html import write_html
 
-        findings.write_json(report / "audit.json")
-        write_html(findings, report / "report.html")
+        with writing(report):
+            findings.write_json(report / "audit.json")
+            write_html(findings, report / "report.html")
         screen.message(f"wrote {report / 'report.html'}")
     display.print_audit(findings)
+    if findings.failures:
+        raise InputError("; ".join(dict.fromkeys(failure.error for failure in findings.failures)))
     raise typer.Exit(0 if findings.passed else 1)
 
 
@@ -183,7 +204,7 @@ def _open_rows(options: Options, prompts: list[Prompt], runs: list[Run]) -> Rows
         if options.resume:
             raise InputError("--resume needs --report or --json")
         return Rows(total)
-    written = [*outputs, path.resolve(), journal_path(path)]
+    written = [*outputs, path.resolve(), journal_path(path), diagnosis_path(path).resolve()]
     if Path(options.prompts).resolve() in written:
         raise InputError(f"{options.prompts} is the prompts file; choose another place to write")
     if len(set(written)) < len(written):
@@ -238,7 +259,12 @@ class _Job:
         self.work = Workload(prompts, options, screen.message)
         drafter = self.work.drafter(options.draft)
         self.setting = Setting(self.work.target, drafter, options.num_draft_tokens, **self.work.limits)
-        self.oracle = Oracle(self.work.target, **self.work.limits, cache_dir=cache_folder() / "oracle")
+        self.oracle = Oracle(
+            self.work.target,
+            **self.work.limits,
+            cache_dir=cache_folder() / "oracle",
+            float32_judge=options.judge_dtype == "float32",
+        )
         self.judge = Judge(
             self.setting,
             self.oracle,
@@ -247,7 +273,8 @@ class _Job:
             self.work.tokenizer.decode,
         )
         self.settings = options.shown | {"environment": environment(self.work.target.device)}
-        self.probe = options.probe
+        self.options = options
+        self.diagnoses = Diagnoses(options.rows_path, resume=options.resume)
 
     def run(self) -> AuditReport:
         from ..audit.candidates import resolve
@@ -255,15 +282,31 @@ class _Job:
         # first, so that a name that is wrong ends the audit before any work
         candidates = {run.candidate: resolve(run.candidate, self.setting) for run in self.runs}
         self._decode_oracle()
-        findings = [self._audit(number, run, candidates[run.candidate]) for number, run in enumerate(self.runs)]
-        self.rows.finish()
-        return self._report(findings)
+        findings, failures = [], []
+        for number, run in enumerate(self.runs):
+            try:
+                findings.append(self._audit(number, run, candidates[run.candidate]))
+            except InputError as error:
+                failures.append(self._fail(run, error))
+        if self.rows.complete:
+            self.rows.finish()
+        return self._report(findings, failures)
+
+    def _fail(self, run: Run, error: InputError) -> Failure:
+        from ..audit.results import Failure
+
+        told = str(error) if run.candidate in str(error) else f"candidate {run.candidate} failed: {error}"
+        trace = "".join(tracebacks.format_exception(error.__cause__ or error))
+        self.screen.message(f"{run} has no verdict: {told}")
+        if self.options.traceback:
+            self.screen.message(trace)
+        return Failure(run.candidate, run.batch_size, told, trace)
 
     def _decode_oracle(self) -> None:
         self.screen.begin("oracle", 0, len(self.prompts))
-        for prompt in self.work.encoded:
+        for done, prompt in enumerate(self.work.encoded, 1):
             self.oracle.decode(prompt)
-            self.screen.advance()
+            advance(self.screen, done, len(self.prompts))
         self.screen.end_of_batch()
 
     def _audit(self, number: int, run: Run, candidate: Candidate) -> RunAudit:
@@ -273,18 +316,33 @@ class _Job:
         records = [self.rows.rows[number * len(self.prompts) + index] for index in range(len(self.prompts))]
         answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
         report = probe.report(self.judge.replay, self.work.encoded, answers) if probe else None
-        return self.judge.run(run, candidate, answers, report)
+        return self._judge(run, candidate, answers, report)
+
+    def _judge(self, run: Run, candidate: Candidate, answers: Sequence[Answer], probe: ProbeReport | None) -> RunAudit:
+        known = self.diagnoses.find(run, answers)
+
+        def on_step(done: int, total: int) -> None:
+            if done:
+                advance(self.screen, done, total)
+            else:
+                self.screen.begin(f"{run}, diagnosis", 0, total)
+
+        found = self.judge.run(run, candidate, answers, probe, known, on_step)
+        if found.diagnosis and known is None:
+            self.screen.end_of_batch()
+            self.diagnoses.keep(run, answers, found.diagnosis)
+        return found
 
     def _decode(self, number: int, run: Run, candidate: Candidate) -> ProbedRun | None:
         from ..audit.probed import ProbedRun
         from ..audit.runner import padded
 
-        with ProbedRun(self.setting) if self.probe else contextlib.nullcontext() as probed:
+        with ProbedRun(self.setting) if self.options.probe else contextlib.nullcontext() as probed:
             answer, begin = padded(candidate, self.setting), probed.target.begin if probed else None
             decode_run(number, run, self.work.encoded, answer, self.work.record, self.rows, self.screen, begin)
         return probed
 
-    def _report(self, findings: list[RunAudit]) -> AuditReport:
+    def _report(self, findings: list[RunAudit], failures: list[Failure]) -> AuditReport:
         from ..audit.results import AuditReport, PromptAudit
 
         prompts = []
@@ -292,4 +350,4 @@ class _Job:
             oracle_ids = self.oracle.decode(ids).token_ids
             text = self.work.tokenizer.decode(oracle_ids)
             prompts.append(PromptAudit(prompt.index, prompt.text, len(ids), oracle_ids, text))
-        return AuditReport(self.settings, prompts, findings)
+        return AuditReport(self.settings, prompts, findings, failures=failures)

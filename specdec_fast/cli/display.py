@@ -125,12 +125,15 @@ def print_check(report: Report, num_prompts: int) -> None:
     if not report.rows:
         print(f"check: none of {num_prompts} prompts has a text to compare")
         return
+    band = f" (less than {2 * report.noise:.2g} logits apart)" if report.noise else ""
     left_out = f" (of {len(report.rows)} of {num_prompts} prompts, the rest failed)"
     print(
         f"check: {report.exact_match:.1%} exact match, {report.partial_match:.1%} partial match, "
-        f"{report.near_ties} near-ties, {report.mismatches} mismatches"
+        f"{report.near_ties} near-ties{band}, {report.mismatches} mismatches"
         + (left_out if len(report.rows) < num_prompts else "")
     )
+    if report.weakness:
+        print(report.weakness)
     for row in report.rows:
         if not row.exact:
             kind = "near-tie" if row.near_tie else "MISMATCH"
@@ -143,9 +146,12 @@ def print_audit(report: AuditReport) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = SUMMARY_WIDTH
-    console.print(summary_table(report.runs, report.unit))
+    if report.runs:
+        console.print(summary_table(report.runs, report.unit))
     if report.unit != "token ids":
         print(f"compared by {report.unit}: the server returns no token ids")
+    if report.weakness:
+        print(report.weakness)
     for run in report.runs:
         _print_findings(run)
 
@@ -165,6 +171,8 @@ def _print_findings(run: RunAudit) -> None:
     for row in run.rows:
         if row.near_tie:
             print(f"{name}: prompt {row.index} is a near-tie at token {row.first_divergence}, logit gap {row.gap:.2g}")
-    for suspect in run.diagnosis[:2]:
-        print(f"{name}, {suspect.name} ({suspect.confidence:.0%}): {'; '.join(suspect.evidence)}")
+    # a guess adds nothing to what was measured
+    for suspect in [] if run.violation else run.diagnosis[:2]:
+        explained = f"would explain {suspect.explained} of {run.mismatches} wrong rows"
+        print(f"{name}, a guess from the outputs: {suspect.name}, {explained}: {'; '.join(suspect.evidence)}")
         print(f"  refuted if {suspect.refuted_by}")

@@ -47,6 +47,13 @@ def failed_row(prompt: Prompt, error: str) -> Row:
     return row | {"finish_reason": "error", "rounds": 0, "drafted": 0, "accepted": 0, "error": error}
 
 
+def advance(screen: Display, done: int, total: int) -> None:
+    """Show that one more is done; where nothing moves on the screen, with a line for each tenth of a long task."""
+    screen.advance()
+    if done < total and done % -(-total // 10) == 0:
+        screen.end_of_batch()
+
+
 def decode_run(
     number: int,
     run: Run,
@@ -78,7 +85,7 @@ def decode_run(
         if index not in done:
             done.add(index)
             rows.append(record(index, row) | {"index": first + index, "seconds": seconds})
-            screen.advance()
+            advance(screen, len(done), len(prompts))
 
     screen.begin(str(run), len(done), len(prompts))
     in_batches(answer, prompts, run.batch_size, keep, done, on_batch)

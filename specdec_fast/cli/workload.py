@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,6 +64,7 @@ class Workload:
 
         self.prompts, self._options, self._message = prompts, options, message
         self.target, self.tokenizer = self._load(options.target)
+        self._say_what_is_not_applied()
         self.errors = {prompt.index: prompt.error for prompt in prompts if prompt.error}
         self._check_lengths, self._skip_errors = check_lengths, skip_errors
         self.encoded = self._encode(options.chat)
@@ -114,6 +116,15 @@ class Workload:
                 with self._noted(prompt.index):
                     encoded[-1] = encode_prompt(prompt, self.tokenizer, use_template)
         return encoded
+
+    def _say_what_is_not_applied(self) -> None:
+        from ..errors import UnappliedSettingsWarning
+        from ..generation import unapplied
+
+        if text := unapplied(self.target):
+            self._message(f"warning: {text}")
+            # each decoder would say it again
+            warnings.simplefilter("ignore", UnappliedSettingsWarning)
 
     def _check_context(self, model: PreTrainedModel, max_new_tokens: int) -> None:
         if self._check_lengths:

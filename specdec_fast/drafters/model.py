@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import compat
@@ -37,6 +38,7 @@ class ModelDrafter(Drafter):
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
     ):
+        compat.require_model("model", model)
         compat.model_traits(model)
         self.model = model
         self.tokenizer = tokenizer
@@ -72,6 +74,15 @@ class ModelDrafter(Drafter):
     def begin(self, batch: Batch, longest: int) -> DraftRun:
         self_check(self.model, batch.layout, longest)
         return _ModelRun(batch.follow(self.model), self._vocabulary)
+
+
+def as_drafter(draft: Drafter | PreTrainedModel) -> Drafter:
+    """``draft`` itself, or a :class:`ModelDrafter` of a model."""
+    if isinstance(draft, Drafter):
+        return draft
+    if not isinstance(draft, Module):
+        raise InputError(f"draft is {draft!r}; need a Drafter, such as NgramDrafter(), or a loaded model")
+    return ModelDrafter(draft)
 
 
 class _ModelRun(DraftRun):

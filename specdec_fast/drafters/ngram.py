@@ -42,8 +42,8 @@ class _NgramRun(DraftRun):
             self.index_of[row].continuation(tokens, limit) for (row, tokens), limit in zip(texts, limits, strict=True)
         ]
         width = max(map(len, found))
-        ids = torch.tensor([draft + [0] * (width - len(draft)) for draft in found], dtype=torch.int64)
-        return Drafts(ids.to(self.device), [len(draft) for draft in found])
+        rows = [draft + [0] * (width - len(draft)) for draft in found]
+        return Drafts(torch.tensor(rows, dtype=torch.int64, device=self.device), [len(draft) for draft in found])
 
     def forget(self, row: int) -> None:
         self.index_of.pop(row, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from .engine import Engine, Stream
 from .online import Session
 from .padded import PaddedRunner
 from .ragged import RaggedRunner
-from .request import Limits, parse
+from .request import TOKENIZED, Limits, parse
 from .runner import Runner
 
 
@@ -51,6 +51,9 @@ class EXSpec(Decoder):
     Raises:
         InputError: an argument out of range, or a draft that does not fit the target.
         UnsupportedModelError: a model that cannot be kept correct.
+
+    Warns:
+        UnappliedSettingsWarning: the target's generation config asks for more than greedy search.
 
     Example:
         >>> for row in EXSpec(target, draft, batch_size=8).generate(prompts, max_new_tokens=64):
@@ -184,8 +187,10 @@ class EXSpec(Decoder):
 
     def _longest(self, prompts: Iterable[Any], max_new_tokens: int) -> int:
         """Most tokens that a row can reach; known where all prompts are there."""
-        if not isinstance(prompts, Iterable):
-            raise InputError(f"prompts is of type {type(prompts).__name__}; need an iterable of prompts")
+        if not isinstance(prompts, Iterable) or isinstance(prompts, str | Mapping):
+            raise InputError(
+                f"prompts is of type {type(prompts).__name__}; need an iterable of prompts, each such as {TOKENIZED}"
+            )
         if not isinstance(prompts, Sequence):
             return self.max_length
         limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]

@@ -94,7 +94,7 @@ class RaggedRunner(Runner):
         self._fit()
         for id in ids:
             row = rows[id]
-            self.slots[id] = self.pool.lease(torch.tensor(row.text), self._columns[id])
+            self.slots[id] = self.pool.lease(torch.tensor(row.text, device=self.pool.device), self._columns[id])
 
     def _fit(self) -> None:
         """Bring the pool into a shape in which all of its rows can grow to their ends, in any case."""

@@ -12,6 +12,7 @@ from ..errors import InputError
 from ..result import RequestResult
 from ..rounds import Row
 
+TOKENIZED = "tokenizer(prompt)['input_ids']"
 _KEYS = ("input_ids", "max_new_tokens")
 Parsed = tuple[list[int], int] | InputError
 
@@ -47,7 +48,9 @@ def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
         raise InputError(f"a prompt has the key {unknown[0]!r}; accepted are {', '.join(_KEYS)}")
     new = fields.get("max_new_tokens", limits.max_new_tokens)
     if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
-        raise InputError(f"a prompt is {_describe(ids)}; need a list of token ids, or a dict with it as input_ids")
+        raise InputError(
+            f"a prompt is {_describe(ids)}; need a list of token ids, {TOKENIZED}, or a dict with it as input_ids"
+        )
     if not ids:
         raise InputError("an empty prompt cannot be continued")
     if not 0 <= min(ids) <= max(ids) < limits.vocab_size:

@@ -51,7 +51,7 @@ class Packing:
         table = [*(s.slot for s in segments), *(s.end for s in segments), *sizes, *firsts]
         parts = (rows, positions, table, kept)
         # one copy to the device
-        index = torch.tensor([i for part in parts for i in part]).to(device, non_blocking=True)
+        index = torch.tensor([i for part in parts for i in part], device="cpu").to(device, non_blocking=True)
         split = index.split([len(part) for part in parts])
         self.row_of, self.position_of = split[:2]
         self.table = split[2].view(4, -1)

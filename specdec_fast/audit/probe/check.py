@@ -101,12 +101,12 @@ class RowCheck:
         if any(origin.token == expected and origin.position == position for origin in own):
             return violation("wrong_kv", f"token {expected} at position {position} was computed in another context")
         origin = (own or origins)[0]
-        kind, detail = self._explain_origin(origin, position, expected, layer)
+        kind, detail = self._explain_origin(origin, position, expected)
         if layer > self._first_layer:
             return violation("wrong_kv", f"right in the layers below, but here {detail}")
         return violation(kind, detail, origin.token)
 
-    def _explain_origin(self, origin: Origin, position: int, expected: int | None, layer: int) -> tuple[Kind, str]:
+    def _explain_origin(self, origin: Origin, position: int, expected: int | None) -> tuple[Kind, str]:
         text = self.row.text
         what = f"token {origin.token} computed at position {origin.position}"
         # equal tokens at equal positions look the same in every row, so the newest entries tell whose slot it is
@@ -118,14 +118,15 @@ class RowCheck:
             return "visible_padding", "it holds padding"
         if self._leading_surplus(position):
             return "visible_padding", f"columns before the row's first are seen, where {what} was left behind"
+        if origin.token == expected and origin.position != origin.place:
+            return "wrong_position", f"{what}, not at {position}"
+        # every entry before this one is right, that of origin.position too
         in_text = origin.position < len(text) and text[origin.position] == origin.token
-        if in_text and origin.position < position and self._same_entry(origin.position, position, layer):
+        if in_text and origin.position < position:
             return "duplicated_token", f"{what} is there a second time"
         if in_text and origin.position > position:
             return "lost_token", f"token {expected} is missing; {what} follows"
-        if origin.token == expected:
-            return "wrong_position", f"{what}, not at {position}"
-        if expected not in (None, self.view.tokens[self.queries[0]]):
+        if expected not in (None, origin.token, self.view.tokens[self.queries[0]]):
             return "wrong_token", f"{what}: a draft that the target rejects was accepted"
         return "kept_rejected_token", f"{what} is not part of the text"
 
@@ -151,11 +152,6 @@ class RowCheck:
         """True if ``key`` ``[H, D]`` may be that of another position: rotary embeddings keep the norm of every head."""
         own = self.row.alone.entry(self._first_layer)[0][:, position]
         return not _differs(key.norm(dim=-1)[:, None, None], own.norm(dim=-1)[:, None, None]).any()
-
-    def _same_entry(self, a: int, b: int, layer: int) -> bool:
-        values = self.view.values[layer]
-        assert values is not None
-        return bool((values[:, self.cached[a]] == values[:, self.cached[b]]).all())
 
     def _tokens(self) -> Violation | None:
         text, first = self.row.text, len(self.cached)

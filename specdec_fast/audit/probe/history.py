@@ -12,12 +12,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Origin:
-    """A query whose keys and values were written; ``content`` is False for padding."""
+    """A query whose keys and values were written.
+
+    Attributes:
+        row: of the batch.
+        token, position: as it was given.
+        place: tokens that the row had before it, None for padding.
+    """
 
     row: int
     token: int
     position: int
-    content: bool = True
+    place: int | None
+
+    @property
+    def content(self) -> bool:
+        return self.place is not None
 
 
 class History:

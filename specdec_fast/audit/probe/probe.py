@@ -6,6 +6,7 @@ import functools
 import inspect
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -90,6 +91,8 @@ class Probe:
         # the batch and the round of the target that the rows are in step with
         self._followed: History | None = None
         self._endings: dict[int, Ending] = {}
+        # prompt length, and the text before the violation
+        self._before: dict[Violation, tuple[int, list[int]]] = {}
         self._seen = -1
         self.begin(())
 
@@ -114,10 +117,13 @@ class Probe:
     def check_answers(self, answers: Sequence[Sequence[int]]) -> None:
         """Hold the tokens that rows ended with, which entered no further forward, against what the model chose.
 
+        A rejected token that the answer holds too was accepted, not only kept: its violation becomes ``wrong_token``.
+
         Args:
             answers: new tokens of every row, by its number. If they are not even what was fed, nothing is said of them.
                 Violations are added to ``violations``.
         """
+        self.violations = [self._settle(violation, answers) for violation in self.violations]
         endings, self._endings = self._endings, {}
         found = {
             row: position for row in sorted(endings) if (position := endings[row].divergence(answers[row])) is not None
@@ -128,6 +134,15 @@ class Probe:
         for row, position in found.items():
             token = answers[row][position - endings[row].prompt_length]
             self.violations.append(endings[row].violation(row, position, token))
+
+    def _settle(self, violation: Violation, answers: Sequence[Sequence[int]]) -> Violation:
+        if violation.kind != "kept_rejected_token" or violation.row >= len(answers):
+            return violation
+        prompt_length, text = self._before[violation]
+        new = [*text[prompt_length:], violation.token]
+        if list(answers[violation.row][: len(new)]) != new:
+            return violation
+        return replace(violation, kind="wrong_token", detail=f"{violation.detail}, but of the answer")
 
     def __enter__(self) -> Self:
         self._former = vars(self.model).get("forward")
@@ -188,8 +203,9 @@ class Probe:
                 violation = RowCheck(row, view, self._history, self.round, compare).find()
                 if violation:
                     self.violations.append(violation)
+                    self._before[violation] = row.prompt_length, row.text[: violation.position]
                     row.broken = True
-            self._remember(row, view, set(queries))
+            self._remember(row, view, {query: first + offset for offset, query in enumerate(queries)})
             goes_on = queries and not row.ended
             row.learn(view, first, queries, self._eos_ids)
             if row.broken:
@@ -216,9 +232,9 @@ class Probe:
                 own.follow(row.text)
             self._seen = target.round
 
-    def _remember(self, row: TrackedRow, view: RowView, queries: set[int]) -> None:
+    def _remember(self, row: TrackedRow, view: RowView, places: dict[int, int]) -> None:
         origins = [
-            Origin(row.index, token, position, query in queries)
+            Origin(row.index, token, position, places.get(query))
             for query, (token, position) in enumerate(zip(view.tokens, view.positions, strict=True))
         ]
         for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):

@@ -81,6 +81,10 @@ class TrackedRow:
 
     def expects(self, position: int, token: int) -> bool:
         """True if ``token`` may be fed at ``position``."""
+        logits = self.newest_logits if position == len(self.text) - 1 else None
+        if logits is not None and chooses(logits, token):
+            # of equal logits either may be chosen
+            self.text[position] = token
         return token == self.text[position]
 
     def take_chunk(self, first: int, tokens: list[int]) -> None:
