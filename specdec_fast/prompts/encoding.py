@@ -65,14 +65,14 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, 
     """Left-pad ragged rows.
 
     Returns:
-        ``input_ids`` and ``attention_mask``, both ``[B, P]`` int64. The mask comes from the lengths, so ``pad_id``
+        ``input_ids`` and ``attention_mask``, both ``[B, P]`` int64 on the CPU. The mask comes from the lengths, so ``pad_id``
         may occur in the text.
     """
     import torch
 
     width = max(map(len, rows))
-    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    ids = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in rows], device="cpu")
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device="cpu")
     return ids, mask
 
 
