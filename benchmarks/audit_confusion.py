@@ -1,4 +1,4 @@
-"""How often the probe and the analysis of outputs find a fault, name it, or raise a false alarm.
+"""Rates of found faults, right names and false alarms of the probe and the analysis of outputs.
 
     python -m benchmarks.audit_confusion --quick --json benchmarks/results/audit_confusion.json
 
@@ -157,7 +157,7 @@ def answers_of(case: Case, candidate: Callable[..., None], **options: Any) -> li
 
 
 def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
-    """Everything that goes into and comes out of the target, and the answers."""
+    """All inputs and outputs of the target, and the answers."""
     setting, seen = case.setting, []
     run = decoder(setting.target, setting.drafter, num_draft_tokens=setting.num_draft_tokens)
 
@@ -180,7 +180,7 @@ def trace(case: Case, decoder: type[EQSpec]) -> list[Any]:
 
 
 def struck(case: Case) -> tuple[bool, bool]:
-    """Whether the fault changed a forward pass of the target, and whether it changed an answer."""
+    """Two flags: the fault changed a forward pass of the target; it changed an answer."""
     if case.decoder is None or not (case.kinds or case.suspects):
         return False, False
     assert case.decoder.batch_type

@@ -106,7 +106,7 @@ class Bench:
         return run
 
     def record(self, answers: Answers, seconds: list[float], batch_size: int) -> dict[str, Any]:
-        """What a method that took ``seconds`` in each of its runs is written down with."""
+        """Token rates and verdict of a method whose runs took ``seconds``."""
         tokens = sum(map(len, answers))
         rates = {"tokens": tokens, "tokens_per_second": [tokens / taken for taken in seconds]}
         return rates | self.verify(answers, batch_size)

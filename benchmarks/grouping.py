@@ -101,7 +101,7 @@ def offline(sizes: tuple[int, ...], windows: tuple[int, ...]) -> Iterator[Case]:
     for lengths in WORKLOADS:
         for batch_size in sizes:
             for policy in POLICIES:
-                # a batch that nobody joins has no window
+                # a batch that no row joins has no window
                 for window in windows if policy != "per-batch" else windows[:1]:
                     yield Case(policy, batch_size, window, lengths)
 

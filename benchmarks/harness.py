@@ -109,7 +109,7 @@ def ratio(numerator: list[float], denominator: list[float], samples: int = 10_00
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where a number comes from: device, threads, versions, commit."""
+    """Origin of a number: device, threads, versions, commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     # the build, which the metadata of PyPI's wheel does not name
     versions = {"torch": str(torch.__version__)}

@@ -1,4 +1,4 @@
-"""Cost of bringing the KV cache back in step after a round, beside the published approach and a plain copy.
+"""Cost of realigning the KV cache after a round, beside the published approach and a plain copy.
 
 python -m benchmarks.realign --quick --json benchmarks/results/realign_cpu.json
 python -m benchmarks.realign --check

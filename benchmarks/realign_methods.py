@@ -1,4 +1,4 @@
-"""Ways to bring the KV cache back in step after a verify, all on the same batch."""
+"""Ways to realign the KV cache after a verify, all on the same batch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CENTRE = Case(batch_size=8, content=512)
 
 
 class Verdict(NamedTuple):
-    """What a verify said: ``n_accepted`` ``[B]``, and the ``target_ids`` ``[B, K + 1]`` that lead to it."""
+    """A verify's result: ``n_accepted`` ``[B]``, and the ``target_ids`` ``[B, K + 1]`` that lead to it."""
 
     n_accepted: Tensor
     target_ids: Tensor
@@ -94,7 +94,7 @@ class Batch:
 
     @property
     def metadata(self) -> list[Tensor]:
-        """What a commit writes beside the KV."""
+        """Outputs of a commit beside the KV."""
         return [self.tokens, self.new_start, self.new_length, self.position_ids, self.mask, self.summary]
 
     def _integers(self, *shape: int) -> Tensor:

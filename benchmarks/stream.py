@@ -1,4 +1,4 @@
-"""EXSPEC beside EQSPEC on a stream of mixed prompts: tokens per second, and how long a row takes in rounds.
+"""EXSPEC beside EQSPEC on a stream of mixed prompts: tokens per second and rounds per row.
 
     python -m benchmarks.stream --quick
 

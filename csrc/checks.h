@@ -6,7 +6,7 @@
 
 #include "common.h"
 
-// What the operators refuse before any byte moves; specdec_fast/checks.py refuses the same.
+// Argument checks before any byte moves; specdec_fast/checks.py makes the same.
 namespace specdec_fast {
 
 constexpr int64_t kAnySize = -1;
@@ -96,7 +96,7 @@ struct Span {
 
 inline int64_t floor_div(int64_t n, int64_t by) { return n / by - (n % by < 0); }
 
-// Whether b, `gap` bytes after a, shares a byte with it, from dimensions i and j on: exact for views of one layout,
+// True if b, `gap` bytes after a, shares a byte with it, from dimensions i and j on: exact for views of one layout,
 // else cautious.
 inline bool meet(int64_t gap, const Span& a, const Span& b, int i = 0, int j = 0) {
   if (gap >= a.extent(i) || -gap >= b.extent(j)) return false;

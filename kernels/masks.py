@@ -13,7 +13,7 @@ def write_query(base, columns, column_stride, low, query, hidden, BYTES: tl.cons
     if ALIGNED:
         address = tl.multiple_of(address, 16)
         column_stride = BYTES
-        # changes nothing, but tells the compiler that the last vector is whole
+        # no effect, but the compiler learns that the last vector is whole
         columns = columns // (16 // BYTES) * (16 // BYTES)
     # a bool mask is the only one of one byte
     seen = 1 if BYTES == 1 else 0

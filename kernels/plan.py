@@ -1,4 +1,4 @@
-"""What a round does to every row, worked out by each block for itself."""
+"""The plan of a padded round, computed by each block for itself."""
 
 import triton
 import triton.language as tl

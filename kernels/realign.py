@@ -114,7 +114,7 @@ _WRITTEN = ["tokens", "new_start", "new_length", "position_ids", "summary"]
 _COUNTS = ["rows", "drafts", "stops", "queries", "mask_count", "heads", "max_position"]
 
 
-# one compilation serves whatever the sizes and addresses are
+# one compilation serves all sizes and addresses
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_READ + _WRITTEN)
 def realign_step_kernel(
     lanes,

@@ -1,4 +1,4 @@
-"""How the head dim of a strided tensor is cut into strips that a block moves as vectors."""
+"""Cuts the head dim of a strided tensor into strips that a block moves as vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels read through tables in device memory, copied there once for every content."""
+"""Tables that kernels read in device memory, copied there once for every content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many drafts a row keeps, and the token that follows them."""
+"""Acceptance of drafts, and the bonus token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementations of the operators can run here, and which one was asked for."""
+"""Implementations of the operators that can run here, and the one asked for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_built(extension: str) -> bool:
 
 
 def unbuilt_notice() -> str:
-    """A warning for CPU tensors that miss the C++ operators; empty where they are built, or nobody wanted them."""
+    """A warning for CPU tensors that miss the C++ operators; empty if they are built or not wanted."""
     if requested() != "auto" or is_built("_C") or _note() == _UNWANTED:
         return ""
     return (
@@ -63,7 +63,7 @@ def unbuilt_notice() -> str:
 
 
 def _note() -> str:
-    """Why the C++ operators are missing, as setup.py left word of it."""
+    """Reason for missing C++ operators, as setup.py recorded it."""
     note = _PACKAGE / "_C.missing"
     return note.read_text(encoding="utf-8") if note.exists() else ""
 

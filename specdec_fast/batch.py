@@ -1,4 +1,4 @@
-"""What a decoder asks of a KV layout."""
+"""The interface of KV layouts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Batch(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where its tensors live."""
+        """Device of its tensors."""
 
     @abstractmethod
     def follow(self, model: PreTrainedModel) -> Follower:
@@ -69,7 +69,7 @@ class Batch(ABC):
 
     @abstractmethod
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
-        """Append a round's tokens and bring every cache back in step; no host read.
+        """Append a round's tokens and realign every cache; no host read.
 
         Args:
             draft_ids: ``[B, K]`` int64.

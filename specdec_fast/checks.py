@@ -1,4 +1,4 @@
-"""What the operators refuse before any byte moves; ``csrc/checks.h`` refuses the same for the compiled ones.
+"""Argument checks before any byte moves; ``csrc/checks.h`` makes the same for the compiled operators.
 
 ``*_shapes`` needs no memory, so it serves fake tensors too. ``*_memory`` needs real tensors: it refuses shared
 memory and, on the CPU, values out of range.
@@ -153,7 +153,7 @@ def ragged_attention(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> None:
-    """What is known without the operator's table."""
+    """Checks that need no operator table."""
     _need("query", query, [1, "Hq", len(packing), "D"], query.device, query.dtype)
     _need_attention(query, k_pool, v_pool, window, soft_cap, sinks)
     if packing.last_slot >= k_pool.shape[0] or packing.longest > k_pool.shape[2]:
@@ -352,7 +352,7 @@ def _need_kv(name: str, x: Tensor, rows: int | str, device: torch.device) -> Non
 
 def _need_caches(caches: Sequence[Tensor], rows: int, device: torch.device) -> None:
     for i, x in enumerate(caches):
-        # the long way round only to find the words
+        # fast check; full check only to build the message
         if x.dim() != 4 or x.shape[0] != rows or x.device != device or x.element_size() not in _ELEMENT_SIZES:
             _need_kv(f"caches[{i}]", x, rows, device)
 
@@ -414,7 +414,7 @@ def _extent(dims: Sequence[tuple[int, int]], size: int) -> int:
 
 
 def _meet(gap: int, a: _Span, a_dims: list, b: _Span, b_dims: list) -> bool:
-    """Whether b, ``gap`` bytes after a, shares a byte with it: exact for views of one layout, else cautious."""
+    """True if b, ``gap`` bytes after a, shares a byte with it: exact for views of one layout, else cautious."""
     if gap >= _extent(a_dims, a.size) or -gap >= _extent(b_dims, b.size):
         return False
     stride = max([dims[0][0] for dims in (a_dims, b_dims) if dims], default=0)

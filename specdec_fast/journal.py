@@ -189,7 +189,7 @@ class Journal(Rows):
 
 
 def check_writable(path: Path) -> Path:
-    """Where ``path`` leads, symbolic links followed; ``InputError`` if it cannot be written as a file."""
+    """Follow the symbolic links of ``path``; ``InputError`` if it cannot be written as a file."""
     real = Path(os.path.realpath(path))
     if real.is_symlink():
         raise InputError(f"cannot write {path}: its symbolic links form a loop")

@@ -21,9 +21,9 @@ class LaneRow:
     """A row of :class:`Lanes`.
 
     Attributes:
-        text: its tokens, prompt included; shared with whoever appends to it.
+        text: its tokens, prompt included; shared with the request, which appends to it.
         max_length: tokens at which it is finished.
-        lane: where it sits, if it does.
+        lane: its lane, if it has one.
         slot: its place in the pool, if there is one.
     """
 

@@ -87,7 +87,7 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
 
 
 def _locate(name: str) -> tuple[Path | str, str | None]:
-    """Where transformers finds the model: a directory or Hub id, and the GGUF file in it if that is the format."""
+    """The model's directory or Hub id, and the GGUF file in it if that is the format."""
     if name == embedded.NAME:
         return embedded.directory(load), None
     # unlike Path.expanduser, leaves a ~user that does not exist as it is

@@ -35,7 +35,7 @@ _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
         reference.ragged_attention_,
     ),
 }
-# on a GPU these are the definition, whatever the backend
+# on a GPU every backend runs the definition of these
 _WITHOUT_KERNEL = ("gather_realign_",)
 # the Triton kernel serves these beside the CUDA operators, too
 _WITHOUT_CUDA = ("ragged_attention_",)
@@ -52,7 +52,7 @@ def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift
         ``[B, H, C, D]`` each, strided views allowed, elements of 1, 2, 4 or 8 bytes; H, C, D and dtype may differ.
         After a verify, ``num_columns = length + n_accepted``: the bonus token has no KV.
     start, num_columns, shift
-        ``[B]`` int64. Columns and where they go must lie in ``[0, C)``; only on the CPU is that checked.
+        ``[B]`` int64. Columns, before and after the move, must lie in ``[0, C)``; checked only on the CPU.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def gather_realign_(
     num_columns: Tensor,
     shift: Tensor,
 ) -> None:
-    """Put a padded batch together from rows that are there and rows of a pool: gather and shift in one.
+    """Build a padded batch from its own rows and rows of a pool: gather and shift in one.
 
     Move m takes columns ``[start_m, start_m + num_columns_m)`` of row ``source_m`` of the caches, or of row
     ``-1 - source_m`` of the pools, to row ``row_m`` of the caches, ``shift_m`` columns to the right. Columns that
@@ -89,7 +89,8 @@ def gather_realign_(
     row, source
         ``[M]`` int64. Rows are distinct, and none is the source of another move.
     start, num_columns, shift
-        ``[M]`` int64. Columns and where they go must lie within the tensors. All of this is checked only on the CPU.
+        ``[M]`` int64. Columns, before and after the move, must lie within the tensors. Checked only on the CPU, as are
+        ``row`` and ``source``.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Ten
     k, v
         ``[1, H, N, D]`` of the pool's dtype.
     row_of, position_of
-        ``[N]`` int64, pairs distinct, in ``[0, W)`` and ``[0, C)``; only on the CPU is the range checked.
+        ``[N]`` int64, pairs distinct, in ``[0, W)`` and ``[0, C)``; the range is checked only on the CPU.
 
     Examples
     --------
@@ -155,7 +156,7 @@ def realign_step_(
     in ``[new_start_b, end')``, with KV up to ``end' - 1``. A finished row does not move; its ``new_start`` is its
     ``start``, its ``new_length`` counts what it gained, and its masks and position IDs are finite but mean nothing.
 
-    What is written must share no memory with anything else that is passed. All index tensors are int64.
+    Tensors that are written must share no memory with any other argument. All index tensors are int64.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ def ragged_attention_(
     """Attention of packed tokens over slots: the token at position p of a row sees positions ``j <= p`` of that row.
 
     With ``window``, also ``p - j < window``. Sums are float32 or wider, each byte of a row is read once per KV head,
-    and nothing beyond a row's last query. C++ on the CPU, Triton on a GPU, there for float16, bfloat16 and float32.
+    and nothing beyond a row's last query. C++ on the CPU, Triton on a GPU for float16, bfloat16 and float32.
 
     Parameters
     ----------
@@ -250,10 +251,10 @@ def ragged_attention_(
         ``[W, H, C, D]`` and ``[W, H, C, Dv]`` of the query's dtype; H divides Hq.
     table
         ``[4, S]`` int64: slot, end, size and first token of each segment, a run of positions of the row in that slot.
-        The tokens of segments are apart and in rising order; a segment of size 0 does not exist. Only on the CPU is
-        that checked.
+        The tokens of segments are apart and in rising order; a segment of size 0 does not exist. This is
+        checked only on the CPU.
     scale
-        What scores are multiplied with.
+        Factor of the scores.
     window
         Sliding window, or ``None``.
     soft_cap

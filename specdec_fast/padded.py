@@ -51,7 +51,7 @@ class PaddedBatch(Batch):
         self.max_position = max_position
         self.bytes_moved = 0
         self._caches: list[PaddedCache] = []
-        # the operator writes what it does not read, so starts and lengths alternate between two buffers
+        # outputs must not alias inputs, so starts and lengths are double-buffered
         self._spare = (torch.empty_like(self.start), torch.empty_like(self.length))
         self._num_queries = num_draft_tokens + 2
         self._positions = input_ids.new_zeros(rows, self._num_queries)

@@ -1,4 +1,4 @@
-"""Where the package keeps what it can make again, and files that cannot be written."""
+"""The package's cache folder, and errors of files that cannot be written."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def position_ids(start: Tensor, first_query: int | Tensor, num_queries: int, max
 
 
 def visible_columns(start: Tensor, query: Tensor, column: Tensor, window: int | None = None) -> Tensor:
-    """Which of the columns ``column`` ``[C]`` the queries in columns ``query`` ``[Q]`` see: ``[B, Q, C]`` bool.
+    """Columns ``column`` ``[C]`` that the queries in columns ``query`` ``[Q]`` see: ``[B, Q, C]`` bool.
 
     Query column q of row b sees ``start_b <= j <= q`` and, with a sliding window, ``q - j < window``. A query in
     the padding sees itself alone, so that no softmax runs over nothing.

@@ -1,4 +1,4 @@
-"""What a decoder returns."""
+"""Results of a decoder."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RequestResult(RowResult):
 
     Attributes:
         error: why it ended early, or ``None``. What it had gained until then is kept.
-        record: when it passed where.
+        record: its rounds and times.
     """
 
     error: str | None = None

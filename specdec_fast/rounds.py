@@ -60,7 +60,7 @@ class Rounds:
             return self._checked(self.drafting.draft(texts, limits), limits)
 
     def no_drafts(self, rows: int) -> Drafts:
-        """What a round without drafts verifies."""
+        """Empty drafts for ``rows`` rows."""
         return Drafts(torch.zeros(rows, 0, dtype=torch.int64, device=self.batch.device), [0] * rows)
 
     def verify(self, rows: Sequence[Row], drafts: Drafts) -> Verdict:

@@ -77,7 +77,7 @@ class Workload:
             time += generator.expovariate(arrival_rate) if arrival_rate < math.inf else 0.0
 
     def next_turn(self, job: Job, now: float) -> Job:
-        """What follows ``job``, which ended at ``now``: its text and a few more tokens."""
+        """The turn after ``job``, which ended at ``now``: its text plus a few tokens."""
         generator = random.Random(f"{job.seed} {job.turns}")
         return replace(
             job,
@@ -122,7 +122,7 @@ class CostModel:
 
 @dataclass
 class Trace:
-    """What a simulation saw.
+    """Simulation results.
 
     Attributes:
         records: of all rows, in the order of their end.

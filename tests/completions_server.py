@@ -23,13 +23,13 @@ MODEL = "tiny"
 
 @dataclass
 class CompletionsServer:
-    """What a test may ask of the server.
+    """A server with settings for tests.
 
     Attributes:
         model: decodes greedily.
-        overlap: what befalls requests that overlap: nothing, ``"lost token"`` (the prompt's first) or ``"swap"`` (of
+        overlap: fault of requests that overlap: none, ``"lost token"`` (the prompt's first) or ``"swap"`` (of
             the token that leads by least, for the second best).
-        always: the same befalls every request.
+        always: every request has this fault.
         logprobs: ``"completions"`` or ``"chat"`` for the shape they come in, or None.
         token_ids: they are returned when asked for.
         echo: logprobs of a prompt are returned when asked for, off by ``noise``.

@@ -19,7 +19,7 @@ from specdec_fast.result import GenerationResult
 
 @dataclass
 class Comparison:
-    """How decoded rows compare with the oracle, and what the runs exercised."""
+    """Decoded rows compared with the oracle, and the cases exercised."""
 
     rows: int = 0
     wrong: int = 0

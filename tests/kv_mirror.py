@@ -1,4 +1,4 @@
-"""Carries out a plan on symbolic KV and checks that every row finds its own entries, and nobody else's."""
+"""Carries out a plan on symbolic KV and checks that every row finds its own entries, and no other row's."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ OPERATIONS = ("realign_", "realign_step_", "append_kv_")
 
 @pytest.fixture(params=["triton", "cuda"])
 def backend(request) -> ModuleType:
-    """What holds the operators of one backend."""
+    """The module of one backend's operators."""
     if request.param == "cuda":
         if not any(b.name == "cuda" and b.available for b in backends.available()):
             pytest.skip("the CUDA operators are not built")

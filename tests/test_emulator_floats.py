@@ -116,7 +116,7 @@ def test_matrix_store_is_the_inverse_of_the_load():
 
 
 def left_fragment(a: torch.Tensor, lane: int) -> torch.Tensor:
-    """What a thread holds of a matrix of 16 x 16, in four words."""
+    """A thread's part of a matrix of 16 x 16, in four words."""
     places = [(lane // 4 + i // 2 % 2 * 8, lane % 4 * 2 + i % 2 + i // 4 * 8) for i in range(8)]
     return torch.stack([a[place] for place in places]).view(torch.int32)
 

@@ -1,4 +1,4 @@
-"""What the README shows runs and is right."""
+"""The README's examples run and are right."""
 
 import contextlib
 import importlib.util

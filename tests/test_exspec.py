@@ -42,7 +42,7 @@ def drafter_of(model, kind="model"):
 
 @pytest.fixture
 def accepted_by_round(monkeypatch):
-    """What each round accepted, row by row."""
+    """Accepted drafts by round and row."""
     rounds, verify = [], Rounds.verify
 
     def logged(self, rows, drafts):
@@ -65,7 +65,7 @@ def wrong_rows(model, prompts, rows, eos=None):
 
 
 def goes_wrong(decoder, prompts):
-    """Whether a row differs, or the run notices by itself."""
+    """True if a row differs, or the run fails by itself."""
     try:
         rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
     except InputError:
@@ -74,7 +74,7 @@ def goes_wrong(decoder, prompts):
 
 
 def mixed_prompts(seed):
-    """Prompts of many lengths, one of them with a long way to go and some that end at once."""
+    """Prompts of many lengths, one of them with many new tokens and some that end at once."""
     prompts = make_prompts(LENGTHS, seed)
     prompts[3] = {"input_ids": prompts[3], "max_new_tokens": 90}
     prompts[6] = {"input_ids": prompts[6], "max_new_tokens": 1}
@@ -181,7 +181,7 @@ def test_prompts_are_read_as_there_is_room_and_rows_come_as_they_end():
     order = []
     for row in decoder.generate(source(), max_new_tokens=NEW_TOKENS, eos_token_id=[]):
         order.append(row.index)
-        # those under way, and one that waits
+        # the rows of the window, and one that waits
         assert len(read) <= len(order) + 4
     assert sorted(order) == read and order != read
     assert order.index(3) > 5
@@ -220,7 +220,7 @@ def chunks_see_the_future(monkeypatch):
 
 
 def shifted_too_far(monkeypatch):
-    """What comes from another row or from the pool lands one column too far."""
+    """KV from another row or from the pool lands one column too far."""
     gather = ops.gather_realign_
 
     def skewed(caches, pools, row, source, start, num_columns, shift):

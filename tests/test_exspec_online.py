@@ -103,7 +103,7 @@ def test_cancelling_ends_one_request(model, gate):
     gate.clear()
     with serve(model) as session:
         answers = [session.submit(prompt) for prompt in prompts]
-        # one that waits, and later one that is under way
+        # one that waits, and later one that is running
         assert answers[7].cancel() and answers[7].future.cancelled()
         gate.set()
         running = iter(answers[0])

@@ -1,4 +1,4 @@
-"""Which backend serves a call, and what is said when the one asked for cannot."""
+"""The backend that serves a call, and the error if the one asked for cannot."""
 
 from __future__ import annotations
 

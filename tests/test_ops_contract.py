@@ -1,4 +1,4 @@
-"""What the operators promise beyond their values: one dispatch, no host read, opcheck, compilation, cheap import."""
+"""Promises of the operators beyond values: one dispatch, no host read, opcheck, compilation, cheap import."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def position_off_by_one_in_some_rounds(monkeypatch):
 
 
 def rejected_entry_not_overwritten(monkeypatch):
-    """Where the bonus took the place of a rejected draft, the draft's KV stays."""
+    """A rejected draft's KV stays where the bonus took its place."""
     append = ops.append_kv_
 
     def keeping(k_pool, v_pool, k, v, row_of, position_of):

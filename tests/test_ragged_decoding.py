@@ -1,4 +1,4 @@
-"""What the ragged layout computes, and what it leaves behind in a model."""
+"""The ragged layout's computation, and the model's state after it."""
 
 import threading
 

@@ -49,7 +49,7 @@ ALWAYS = {"heads": 2, "sinks": False, "packed_query": True, "wanted_blocks": st.
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory():
-    """What nothing was written to is NaN."""
+    """Memory that was not written is NaN."""
     torch.use_deterministic_algorithms(True)
     assert torch.empty(9).isnan().all()
     yield
@@ -128,7 +128,7 @@ def test_a_window_leaves_the_rest_of_a_row_alone():
 
 
 def test_a_captured_launch_serves_other_rows():
-    """What a CUDA graph repeats: the same launch, where the table meanwhile holds other rows, and fewer."""
+    """A replayed CUDA graph: the same launch, with other and fewer rows in the table."""
     case = build([(600, 4), (0, 3), (9, 5), (2, 2)], wanted_blocks=1000)
     packing = case.packing
     with captured_launches(GPUTarget("cuda", 90, 32)) as launches, pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What the simulation measures, and what it says of the policies."""
+"""The simulation's counts, and its findings about the policies."""
 
 import itertools
 import json

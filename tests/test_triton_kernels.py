@@ -43,7 +43,7 @@ BYTES = 1 << 14
 
 
 def fixed_for(operation: str, arch: int, variant: int) -> dict:
-    """What kernels are compiled for; ``variant`` 0 or 1."""
+    """Fixed settings of a kernel; ``variant`` 0 or 1."""
     if operation == "append_kv_":
         (*_, dtype), sides = CACHES[arch][variant], [list(cache[:3]) for cache in CACHES[arch][:2]]
         return {"sides": sides, "dtype": dtype}

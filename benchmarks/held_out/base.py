@@ -1,4 +1,4 @@
-"""What every held-out fault says about itself."""
+"""Base of the held-out faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention sees is not the row's text."""
+"""Attention sees the wrong columns."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class _UncroppedBatch(OverlayBatch):
 
 
 class NothingAcceptedNothingCropped(HeldOut):
-    """Where a row accepts no draft, all of its drafts stay visible; position IDs count the text.
+    """All drafts of a row that accepts none stay visible; position IDs count the text.
 
     From ``if n_accepted:`` around the crop.
     """
@@ -126,7 +126,7 @@ class _SinkTwiceBatch(OverlayBatch):
 
 
 class SinkTwice(HeldOut):
-    """Where a row accepts no draft, the entry of its text's first token is put in their place, visible.
+    """If a row accepts no draft, a visible copy of its first token's entry takes their place.
 
     From blocks that are each begun with an attention sink, where the row has one already.
     """

@@ -1,4 +1,4 @@
-"""Faults of a fourth set, in whatever part of a decoder; each has a kind that follows from what it does."""
+"""Faults of a fourth set, in any part of a decoder; the kind of each follows from its effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _OpeningLostBatch(OverlayBatch):
 
 
 class OpeningEntryLost(HeldOut):
-    """Where a row accepts no draft, the token that its drafts followed loses its entry; position IDs count the text.
+    """A row that accepts no draft loses the entry of the token before its drafts; position IDs count the text.
 
     From a rollback of as many entries as were fed, where all drafts are rejected.
     """

@@ -163,7 +163,7 @@ class _ExchangedNeighboursBatch(SpoiledMoveBatch):
 
 
 class NeighboursExchanged(HeldOut):
-    """When one of the first two rows is moved, the two exchange their newest entries.
+    """The first two rows exchange their newest entries if one of them is moved.
 
     From threads that disagree on the row they copy at the edge of a tile.
     """

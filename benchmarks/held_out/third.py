@@ -1,4 +1,4 @@
-"""Faults of a third set, in whatever part of a decoder; each has a kind that follows from what it does."""
+"""Faults of a third set, in any part of a decoder; the kind of each follows from its effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _LongestUncroppedBatch(OverlayBatch):
 
 
 class LongestRowUncropped(HeldOut):
-    """Where the longest row accepts no draft, its first draft stays visible; position IDs count the text.
+    """If the longest row accepts no draft, its first one stays visible; position IDs count the text.
 
     From a crop that is given as padding on the other rows, of which the longest is taken to need none.
     """
@@ -110,7 +110,7 @@ class _StaleBonusBatch(PaddedBatch):
 
 
 class StaleBonus(HeldOut):
-    """Where a row accepts no draft, the bonus of the round before is committed again.
+    """A row that accepts no draft commits the bonus of the round before again.
 
     From a buffer of bonus tokens that is written only for rows with an accepted draft.
     """

@@ -94,7 +94,7 @@ SPECDEC_FAST_INLINE float exponential(float x) {
 }
 SPECDEC_FAST_INLINE double exponential(double x) { return std::exp(x); }
 
-// Which lane of two rows, those of the second counted after those of the first, goes to `lane` of the first or second
+// Lane of two rows, those of the second counted after those of the first, that goes to `lane` of the first or second
 // when bit kStep of row and lane change places.
 template <int kStep, bool kSecond>
 constexpr int exchanged(int lane, int size) {

@@ -1,4 +1,4 @@
-// From tensors to what the append kernel takes. Plain C++ on the host.
+// Turns tensors into parameters of the append kernel. Plain C++ on the host.
 #pragma once
 #include "append_kv.cuh"
 

@@ -1,4 +1,4 @@
-// What every launch needs from torch.
+// Torch's part of every launch.
 #pragma once
 #include <cuda_runtime.h>
 #include <torch/csrc/stable/accelerator.h>

@@ -78,7 +78,7 @@ __device__ inline void move_row(const Lane& lane, int row, int head, int64_t sta
   }
 }
 
-// Which lane, row and head a block works on; blocks of one lane are neighbours.
+// Lane, row and head that a block works on; blocks of one lane are neighbours.
 struct Place {
   int lane, row, head;
   __device__ Place(int block, int rows, int heads)

@@ -1,4 +1,4 @@
-// From tensors to what the kernels take. Plain C++ on the host.
+// Turns tensors into kernel parameters. Plain C++ on the host.
 #pragma once
 #include <stdexcept>
 
@@ -6,7 +6,7 @@
 
 namespace specdec_fast::gpu {
 
-// what every GPU gives a block without being asked
+// shared memory that every GPU gives a block by default
 constexpr int64_t kSharedBytes = 48 << 10;
 
 // Lanes that cover all caches [B, H, C, D]. Where layers, rows and heads give fewer than `wanted_blocks` blocks, the

@@ -1,5 +1,5 @@
 // The whole commit of a padded round in one launch. Every block works the plan out for itself, so that no block waits
-// for another; what is written is read by nobody else.
+// for another; no block reads what another one writes.
 #pragma once
 #include "realign.cuh"
 
@@ -14,7 +14,7 @@ namespace specdec_fast::gpu {
 
 constexpr int kMaxMasks = 8;
 
-// What a round does to a row, before the new right edge is known.
+// A row's part of the plan, before the new right edge is known.
 struct alignas(16) Row {
   int32_t start, length, n_accepted, finished;
 };

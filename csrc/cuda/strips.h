@@ -1,4 +1,4 @@
-// How the head dim of a strided tensor is cut into strips that threads move as vectors. Plain C++.
+// Cuts the head dim of a strided tensor into strips that threads move as vectors. Plain C++.
 #pragma once
 #include <algorithm>
 #include <cstdint>

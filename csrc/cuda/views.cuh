@@ -1,4 +1,4 @@
-// What all kernels share.
+// Shared by all kernels.
 #pragma once
 #include "strips.h"
 

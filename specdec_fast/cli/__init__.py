@@ -47,7 +47,7 @@ def main(args: list[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 fine, 1 a check or a prompt failed, 2 a usage or input error (one line on stderr), 130
-        interrupted, 141 where the reader of a pipe has gone.
+        interrupted, 141 where the reader of a pipe has closed it.
     """
     if sys.stderr is None:
         # closed from the start: messages must not end up among the rows
@@ -73,7 +73,7 @@ def _run(args: list[str] | None) -> int:
             sys.stdout.flush()
         return status
     except SystemExit as end:
-        # typer's answer to a pipe that broke, among others
+        # typer raises it for a broken pipe, among others
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
@@ -86,7 +86,7 @@ def _run(args: list[str] | None) -> int:
 
 
 def _drop_unwritten() -> None:
-    """Rid streams that cannot be written of their buffers, on which the interpreter would fail when it ends."""
+    """Drop the buffers of streams that cannot be written, which the interpreter would fail to flush at exit."""
     for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
         try:
             stream.flush()

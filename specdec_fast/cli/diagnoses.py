@@ -33,7 +33,7 @@ class Diagnoses:
             self._path.unlink(missing_ok=True)
 
     def find(self, run: Run, answers: Sequence[Answer]) -> list[Suspect] | None:
-        """What is known of a run with these answers."""
+        """A run's diagnosis, kept with these answers."""
         from ..audit.diagnosis import Suspect
 
         try:
@@ -52,7 +52,7 @@ class Diagnoses:
 
 
 def diagnosis_path(rows: Path) -> Path:
-    """Where the diagnoses of an audit are kept whose rows go to ``rows``."""
+    """The file of diagnoses of an audit whose rows go to ``rows``."""
     return rows.with_name(f"{rows.name}.diagnosis")
 
 

@@ -57,7 +57,7 @@ class Options:
 
     @property
     def kv_layout(self) -> Layout | None:
-        """Where rows keep their KV; None where the decoder decides."""
+        """Name of the KV layout; None if the decoder chooses it."""
         return self.layout or ("ragged" if self.method == "exspec" else None)
 
     @property
@@ -85,11 +85,12 @@ def generate(
         typer.Option(help="Where rows keep their KV.", show_default="ragged on a CPU and for exspec, else padded"),
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Rows under way, exspec only.", show_default="4 times the batch size")
+        int | None,
+        typer.Option(min=1, help="Rows decoded concurrently, exspec only.", show_default="4 times the batch size"),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help=f"Which rows run together, exspec only: {_POLICIES}.", show_default="the layout's first"),
+        typer.Option(help=f"Rows batched together, exspec only: {_POLICIES}.", show_default="the layout's first"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
@@ -108,7 +109,7 @@ def generate(
         ),
     ] = None,
     skip_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Give a bad line a row with its error, and go on.")
+        bool, typer.Option("--skip-errors", help="Give a bad line a row with its error, and continue.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Compare with the target decoding each prompt alone.")] = False,
@@ -200,7 +201,7 @@ def _run(options: Options, prompts: list[Prompt], rows: Rows, screen: display.Di
     report = job.check() if options.check else None
     screen.close()
     ordered = [rows.rows[index] for index in sorted(rows.rows)]
-    # first, since the reader of a pipe may be gone
+    # first, since the reader of a pipe may have closed it
     _write_stats(options, stats, report, rows, job.requests, job.layout)
     if options.output is None:
         display.print_answers(ordered)
@@ -221,7 +222,7 @@ class _Job:
 
     def __init__(self, options: Options, prompts: list[Prompt], rows: Rows, screen: display.Display):
         self.options, self.prompts, self.rows, self.screen = options, prompts, rows, screen
-        # there, a prompt that does not fit ends alone
+        # with exspec, a prompt that does not fit fails by itself
         check_lengths = options.method != "exspec"
         self.work = Workload(
             prompts, options, screen.message, check_lengths=check_lengths, skip_errors=options.skip_errors

@@ -28,7 +28,7 @@ def info() -> None:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What a result depends on besides its settings: versions, the device and its threads."""
+    """The environment of a result: versions, the device and its threads."""
     import torch
 
     from .. import __version__

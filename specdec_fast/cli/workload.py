@@ -1,4 +1,4 @@
-"""What the commands that decode share: a loaded target, its encoded prompts, its limits and its drafter."""
+"""The workload of a command that decodes: target, encoded prompts, limits and drafter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where drafts come from."""
+"""Sources of drafts."""
 
 from .base import Drafter, DraftRun, Drafts
 from .model import ModelDrafter

@@ -1,4 +1,4 @@
-"""What a decoder asks of a drafter."""
+"""The interface of drafters."""
 
 from __future__ import annotations
 

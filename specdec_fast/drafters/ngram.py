@@ -50,7 +50,7 @@ class _NgramRun(DraftRun):
 
 
 class _NgramIndex:
-    """Where each n-gram of a growing text was last continued."""
+    """Last continuation of each n-gram of a growing text."""
 
     def __init__(self, sizes: range):
         self.sizes = sizes

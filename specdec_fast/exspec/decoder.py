@@ -30,13 +30,13 @@ class EXSpec(Decoder):
 
     Rows join and leave the batch one by one, so no row waits for the slowest (paper, EXSPEC). Prompts are read as there
     is room for them, and a row's KV is free for the next one as soon as it ends. A prompt that cannot be decoded, a
-    draft that fails and a cancelled row end with an ``error``, and the others go on.
+    draft that fails and a cancelled row end with an ``error``; the others continue.
 
     Args:
         target, draft, num_draft_tokens, layout, acceptance: as for :class:`~specdec_fast.EQSpec`.
         batch_size: most rows of a verify (B).
-        window: most rows on their way at a time (W); ``None`` is 4 ``batch_size``.
-        policy: which rows run together, one of ``specdec_fast.scheduler.POLICIES[layout]``; ``None`` is the first.
+        window: most rows decoded concurrently (W); ``None`` is 4 ``batch_size``.
+        policy: choice of rows for a batch, one of ``specdec_fast.scheduler.POLICIES[layout]``; ``None`` is the first.
         max_wait_rounds: a row that has started takes part at least once in so many rounds; ``None`` is 32 times the
             rounds that serving the window takes.
         kv_budget_bytes: KV bytes that target and draft may take; fewer rows run where they would need more. While a
@@ -163,7 +163,7 @@ class EXSpec(Decoder):
             raise InputError(f"kv_budget_bytes={self.kv_budget_bytes} is too small: {error}") from error
 
     def runner(self, scheduler: Scheduler, longest: int, stop_ids: Sequence[int]) -> Runner:
-        """What carries out the plans of ``scheduler``."""
+        """A runner for the plans of ``scheduler``."""
         if self.layout == "ragged":
             return RaggedRunner(self, scheduler.limits, longest, stop_ids)
         return PaddedRunner(self, scheduler.limits, scheduler.uses_pool, stop_ids)

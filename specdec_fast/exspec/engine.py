@@ -32,7 +32,7 @@ class Engine:
 
     Attributes:
         rows: requests that have not ended.
-        ended: results nobody has taken yet, in the order of their end.
+        ended: results not taken yet, in the order of their end.
     """
 
     def __init__(self, decoder: EXSpec, longest: int, max_new_tokens: int, eos_token_id: int | Iterable[int] | None):
@@ -63,7 +63,7 @@ class Engine:
                 self._end(id, "error", str(error))
 
     def cancel(self, id: int) -> bool:
-        """End a request, wherever it is; false if it is not on its way."""
+        """End a request at any stage; false if it has ended or is unknown."""
         if id not in self.rows:
             return False
         self._end(id, "cancelled", "cancelled", self.scheduler.cancel(id))

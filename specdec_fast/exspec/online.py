@@ -17,7 +17,7 @@ from .request import parsed
 
 
 class Answer:
-    """What becomes of a request; iterating over it yields its new tokens as they are committed.
+    """The answer to a request; iterating over it yields its new tokens as they are committed.
 
     An iteration ends as :meth:`result` does: it raises what that raises.
 
@@ -181,7 +181,7 @@ class Session:
             atexit.unregister(self._stop)
 
     def _obey(self) -> bool:
-        """Do what came in, after waiting for something to do; false when nothing can come any more."""
+        """Wait for work and run the commands received; false when closed and idle."""
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._engine.rows or self._closed)
             commands = list(self._inbox)
@@ -202,7 +202,7 @@ class Session:
             answer._end(result)
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing can go on; everyone who waits learns why."""
+        """End the run; all waiting answers raise ``error``."""
         with self._changed:
             self._failure = error
             waiting = list(self._answers.values())

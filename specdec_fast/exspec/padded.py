@@ -33,7 +33,7 @@ class PaddedRunner(Runner):
         self.rounds = Rounds(decoder, self.lanes, limits.max_columns, stop_ids)
         self.rows: dict[int, LaneRow] = {}
         self._free_slots = list(range(slots))
-        # of the round under way
+        # of the current round
         self._edge = 0
         self._seated: list[int] = []
         self._ends: dict[int, int] = {}
@@ -89,7 +89,7 @@ class PaddedRunner(Runner):
         return lanes.kv_bytes
 
     def _take_lanes(self, plan: Plan, rows: Mapping[int, RequestRow]) -> None:
-        """Seat everyone, and move what is not where it belongs."""
+        """Assign lanes, and move rows that are elsewhere."""
         for chunk in plan.chunks:
             row = rows[chunk.row]
             self.rows[chunk.row] = LaneRow(row.text, len(row.text) + row.remaining)
@@ -109,12 +109,12 @@ class PaddedRunner(Runner):
         newcomers = [chunk.row for chunk in plan.chunks]
         if not newcomers:
             return
-        # those that only want one token sit where nobody else does
+        # rows that gain a single token take lanes beyond the verify's
         spare = iter(range(len(plan.verify), self.lanes.num_lanes))
         for chunk in plan.chunks:
             if chunk.lane is None:
                 self.rows[chunk.row].lane = next(spare)
-        # the first token comes to lie at the edge
+        # the first token lands at the edge
         self._ends = dict.fromkeys(newcomers, self._edge - 1)
         self._verify(newcomers, rows, self.rounds.no_drafts(len(newcomers)), outcomes)
 

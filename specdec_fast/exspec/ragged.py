@@ -35,7 +35,7 @@ class RaggedRunner(Runner):
         self.slots: dict[int, int] = {}
         # most tokens of each row in a slot
         self._columns: dict[int, int] = {}
-        # of the round under way
+        # of the current round
         self._seated: list[int] = []
 
     def run(self, plan: Plan, rows: Mapping[int, RequestRow]) -> Outcomes:
@@ -97,7 +97,7 @@ class RaggedRunner(Runner):
             self.slots[id] = self.pool.lease(torch.tensor(row.text, device=self.pool.device), self._columns[id])
 
     def _fit(self) -> None:
-        """Bring the pool into a shape in which all of its rows can grow to their ends, whatever happens."""
+        """Bring the pool into a shape in which all of its rows can grow to their ends, in any case."""
         pool, count, widest = self.pool, len(self._columns), max(self._columns.values())
         budget = pool.max_columns
         slots = self.window if budget is None else min(self.window, budget // widest)

@@ -19,7 +19,7 @@ Parsed = tuple[list[int], int] | InputError
 
 @dataclass
 class Limits:
-    """What a prompt must keep to.
+    """Limits of a prompt.
 
     Attributes:
         vocab_size: token ids are below it.

@@ -1,4 +1,4 @@
-"""What carries out the scheduler's plans."""
+"""Runs scheduler plans on one KV layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .request import RequestRow
 
 @dataclass
 class Outcomes:
-    """What a round did, by request: ``rows`` that took part, and why others failed."""
+    """Outcomes of a round by request: ``rows`` that took part, errors of ``failed``."""
 
     rows: dict[int, Outcome] = field(default_factory=dict)
     failed: dict[int, Exception] = field(default_factory=dict)
@@ -52,12 +52,12 @@ class Runner(ABC):
 
     @abstractmethod
     def isolate(self, places: Sequence[int]) -> None:
-        """Make the rows at ``places`` of the round under way the whole of it, as if nothing had been drafted."""
+        """Reduce the current round to its rows at ``places``, as if nothing had been drafted."""
 
     def draft(self, rows: Sequence[RequestRow], limits: list[int]) -> tuple[Drafts, dict[int, Exception]]:
-        """Drafts of the rows that drafting works for, and by place why it does not for others.
+        """Drafts of the rows that drafting works for, and the errors of the others by place.
 
-        A drafter that raises is asked again for each row by itself, which shows whose fault it is.
+        A drafter that raises is asked again for each row alone, to find the rows it fails on.
         """
         if not rows:
             return self.rounds.no_drafts(0), {}

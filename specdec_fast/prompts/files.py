@@ -73,7 +73,7 @@ def _entries(data: bytes, name: str, suffix: str) -> Iterator[Entry]:
 
 
 def _items(data: bytes, suffix: str) -> list[Any] | None:
-    """What ``data`` is a JSON list of; an object in a ``.json`` file is its only item."""
+    """Items of the JSON list ``data``; an object in a ``.json`` file is its only item."""
     if not data.lstrip().startswith((b"[", b"{")):
         return None
     try:

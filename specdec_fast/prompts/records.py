@@ -79,7 +79,7 @@ def checked(text: Any, where: str) -> str:
 
 
 def returnable(raw: str) -> Fields:
-    """What can be given back of the record that a bad line holds."""
+    """The record of a bad line; empty if it cannot be returned."""
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ def _is_encodable(value: Any) -> bool:
 
 
 def _content(record: Fields, where: str, readers: Mapping[str, Reader]) -> tuple[Fields, Fields]:
-    """What a prompt is made of, and the fields that were not read whole."""
+    """Content of a prompt, and the fields that were not read whole."""
     fields = dict(record)
     key = next((key for key in readers if key in fields), None)
     if key is None:

@@ -44,7 +44,7 @@ def attend(
     s_aux: Tensor | None = None,
     **_,
 ) -> tuple[Tensor, None]:
-    """What a model calls: ``query`` ``[1, Hq, N, D]`` over the pools that its cache returned; ``[1, N, Hq, D]``.
+    """A model's attention: ``query`` ``[1, Hq, N, D]`` over the pools its cache returned; ``[1, N, Hq, D]``.
 
     Raises:
         RuntimeError: outside a packed forward, where the mask of an ordinary call would be ignored.

@@ -58,7 +58,7 @@ class RaggedCache(Cache):
 
     Attributes:
         filled: per slot, leading positions whose KV is that of the row's text. What lies beyond is never read.
-        packing: the tokens of the forward under way.
+        packing: the tokens of the current forward.
     """
 
     def __init__(self, num_slots: int, capacity: int):

@@ -57,7 +57,7 @@ class BucketedPacking(Packing):
 
 
 class CompiledModel(RaggedModel):
-    """A :class:`RaggedModel` whose forwards are compiled, but for the first, which tells the shapes of the KV."""
+    """A :class:`RaggedModel` whose forwards are compiled, except the first, which gives the shapes of the KV."""
 
     def __init__(self, pool: RaggedPool, model: PreTrainedModel):
         super().__init__(pool, model)

@@ -1,4 +1,4 @@
-"""Where the tokens of a packed forward pass belong."""
+"""Slots and positions of packed tokens."""
 
 from __future__ import annotations
 

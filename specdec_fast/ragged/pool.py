@@ -193,7 +193,7 @@ class RaggedPool(Batch):
         self.tokens[self.slots[:, None], self._ahead(draft_ids.shape[1])] = draft_ids
 
     def drafts(self, num_drafts: int) -> Tensor:
-        """What follows the tokens of the selected rows: ``[B, num_drafts]``."""
+        """Drafts after the tokens of the selected rows: ``[B, num_drafts]``."""
         return self.tokens[self.slots[:, None], self._ahead(num_drafts)]
 
     def rectangle(self, counts: list[int], width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which rows run together, and when: EXSPEC's cross-batch scheduling (arXiv 2510.22876), without a tensor in sight."""
+"""EXSPEC's cross-batch scheduling (arXiv 2510.22876): chooses the rows of each round, without tensors."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ def due(rows: Sequence[Row], now: int, batch_size: int, max_wait_rounds: int) ->
     """The fewest rows that must run in round ``now`` so that all can run in time, the longest waiting first.
 
     Were only the longest waiting rows served from the next round on, the row of rank ``r`` would run
-    ``r // batch_size`` rounds after it. Keeping that within everyone's limit now keeps it so for good, whatever else
-    fills the batch, as long as ``len(rows) <= batch_size * max_wait_rounds``.
+    ``r // batch_size`` rounds after it. Keeping that within every row's limit now keeps it so for good, with any other
+    rows in the batch, as long as ``len(rows) <= batch_size * max_wait_rounds``.
     """
     waiting = sorted(rows, key=lambda row: row.last_round)
     count = 0

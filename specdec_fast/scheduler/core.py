@@ -199,7 +199,7 @@ class Scheduler:
         return plan
 
     def report(self, outcomes: Mapping[int, Outcome]) -> list[Record]:
-        """What the last plan did for each row of its ``limits``; rows cancelled meanwhile may be left out.
+        """Record an outcome for each row of the last plan's ``limits``; cancelled rows may be left out.
 
         Returns:
             The rows that finished.
@@ -225,11 +225,11 @@ class Scheduler:
         return [self._remove(id).record("finished", plan.round) for id in finished]
 
     def cancel(self, id: int) -> Record | None:
-        """Let a request go, wherever it is; ``None`` if it has ended or was never seen."""
+        """Drop a request at any stage; ``None`` if it has ended or was never seen."""
         return self._drop(id, "cancelled")
 
     def fail(self, id: int) -> Record | None:
-        """As :meth:`cancel`, for a row that cannot go on."""
+        """As :meth:`cancel`, for a row that cannot continue."""
         return self._drop(id, "failed")
 
     def _admit(self) -> None:

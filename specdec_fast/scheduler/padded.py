@@ -1,4 +1,4 @@
-"""The padded layout: rows of a batch share a right edge, and whatever is off it has to move."""
+"""The padded layout: rows of a batch share a right edge, and rows off it must move."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ class KeptPaper(Paper):
 
 
 class SameEnd(Padded):
-    """Rows whose right edges lie within ``slack`` columns run together and stay where they are.
+    """Rows whose right edges lie within ``slack`` columns are batched together and stay where they are.
 
-    One batch holds its rows until they end, and newcomers are placed at its edge. To take a row from outside the
-    batch would gather all of its columns, which is what a shift of a row of that length costs inside: no choice among
-    more rows moves less, so no more rows than seats are started. What does move less is not to insist on one edge: a
-    row that leads by d columns drafts d tokens less, which lets the others catch up.
+    One batch holds its rows until they end, and newcomers are placed at its edge. Taking a row from outside the batch
+    gathers all of its columns, the cost of shifting a row of that length inside: a choice among more rows moves no
+    less, so no more rows than seats are started. Allowing more than one edge moves less: a row that leads by d columns
+    drafts d tokens less, which lets the others catch up.
     """
 
     def __init__(self, limits: Limits):
@@ -131,5 +131,5 @@ class PerBatch(Padded):
 
 
 def _kind(row: Row) -> tuple[int, bool]:
-    """What the rows of a group have in common: content length and cache state."""
+    """Key of a group's rows: content length and cache state."""
     return row.length, row.is_ready

@@ -1,4 +1,4 @@
-"""What a decoder is to do in one round."""
+"""A plan: the work of one round."""
 
 from __future__ import annotations
 

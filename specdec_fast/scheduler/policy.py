@@ -1,4 +1,4 @@
-"""What a policy decides."""
+"""Base of the policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Policy(ABC):
 
     @abstractmethod
     def wants(self, rows: Sequence[Row], request: Request) -> bool:
-        """Whether ``request`` should join ``rows`` in the window now."""
+        """True if ``request`` should join ``rows`` in the window now."""
 
     @abstractmethod
     def plan(self, rows: Sequence[Row], now: int) -> Plan:

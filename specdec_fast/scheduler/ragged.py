@@ -34,7 +34,7 @@ class ByAge(Policy):
         return unread < limits.prefill_tokens and self._fits(rows, request)
 
     def _fits(self, rows: Sequence[Row], request: Request) -> bool:
-        """Whether a pool of slots as wide as the longest row keeps the budget."""
+        """True if a pool of slots as wide as the longest row keeps the budget."""
         budget = self.limits.budget_columns
         widest = max([request.columns, *(row.request.columns for row in rows)])
         return budget is None or (len(rows) + 1) * widest <= budget

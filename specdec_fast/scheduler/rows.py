@@ -1,4 +1,4 @@
-"""What the scheduler knows of a sequence: numbers only; tokens and tensors stay with the decoder."""
+"""The scheduler's view of a sequence: numbers only; tokens and tensors stay with the decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round did for a row.
+    """A round's result for a row.
 
     Attributes:
         accepted: drafts accepted, 0 to the seat's ``limit``; 0 for a row that was only prefilled. The bonus token is

@@ -1,4 +1,4 @@
-"""What the compilers make of the CUDA sources, built once a session."""
+"""Compiled CUDA sources, built once a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels of every backend have to show."""
+"""Gates for the kernels of every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel can do wrong."""
+"""Errors of a kernel."""
 
 
 class PtxError(RuntimeError):

@@ -1,4 +1,4 @@
-"""An instruction taken apart: whatever nobody claims makes it unsupported."""
+"""An instruction taken apart: a part that no handler claims makes it unsupported."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ class Form:
         return operands.writer(self.operands[index], self.kernel)
 
     def close(self) -> None:
-        """Refuse modifiers nobody claimed."""
+        """Refuse modifiers that no handler claimed."""
         if self._unclaimed:
             raise Unsupported(f"modifier {', '.join(self._unclaimed)}")

@@ -1,4 +1,4 @@
-"""Which function gives an instruction its meaning, and what such functions have in common."""
+"""The functions that give instructions their meaning, and their common parts."""
 
 from __future__ import annotations
 

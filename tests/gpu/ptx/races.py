@@ -10,7 +10,7 @@ from .errors import DataRace
 
 
 class Place(NamedTuple):
-    """Where and when threads access bytes: an *epoch* counts the barriers of its block that a thread has passed, a
+    """Thread and time of accesses: an *epoch* counts the barriers of its block that a thread has passed, a
     *step* those of its warp."""
 
     thread: np.ndarray
@@ -45,7 +45,7 @@ class Last:
 
 
 class Shadow:
-    """Who last wrote and who last read every byte of a region.
+    """Last writer and readers of every byte of a region.
 
     Two accesses race if different threads make them, at least one stores, and no barrier lies between: a barrier
     orders the threads of one block or warp, nothing orders two blocks.

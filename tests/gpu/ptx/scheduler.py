@@ -24,7 +24,7 @@ _RUNNING, _WAITING, _DONE = range(3)
 
 
 def is_control(instruction: Instruction, kernel: Kernel) -> bool:
-    """Whether the scheduler executes this; refuses forms it does not know."""
+    """True if the scheduler executes this; refuses forms it does not know."""
     if instruction.op not in _CONTROL or instruction.modifiers == ("warp", "sync"):
         return False
     allowed, operands = _CONTROL[instruction.op]

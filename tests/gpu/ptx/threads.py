@@ -18,7 +18,7 @@ from .types import register_dtype
 
 @dataclass
 class Statistics:
-    """What a launch did; ``regions`` holds the tensors by the address of their storage."""
+    """A launch's counts; ``regions`` holds the tensors by the address of their storage."""
 
     warp_instructions: int = 0
     barriers: int = 0

@@ -146,7 +146,7 @@ def _matrix(values: np.ndarray, groups: int, extent: int, turned: bool) -> np.nd
 
 
 def _from_fragments(values: np.ndarray, groups: int) -> np.ndarray:
-    """What four registers of two halves hold, ``[4, threads * 2]``, as ``[groups, 64, 16]``."""
+    """Four registers of two halves, ``[4, threads * 2]``, as ``[groups, 64, 16]``."""
     # register: half of the columns, half of the rows; thread: warp, row, pair of columns
     pieces = values.reshape(2, 2, groups, 4, 8, 4, 2)
     return pieces.transpose(2, 3, 1, 4, 0, 5, 6).reshape(groups, _ROWS, _DEPTH)
