@@ -65,7 +65,15 @@ def _takes_logits_to_keep(model: PreTrainedModel) -> bool:
 
 
 def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(plain_class(model).forward).parameters
+    """Of forward, those included that a subclass passes on as ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for kind in plain_class(model).__mro__:
+        if "forward" in vars(kind):
+            own = inspect.signature(vars(kind)["forward"]).parameters
+            found = {**own, **found}
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values()):
+                break
+    return found
 
 
 def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTraits:
@@ -73,9 +81,10 @@ def model_traits(model: PreTrainedModel, layout: str | None = None) -> ModelTrai
 
     With a ``layout`` (``"padded"`` or ``"ragged"``), also why that layout cannot serve it.
     """
-    _refuse_unsupported(model)
-    if layout is not None:
-        _REFUSALS[layout](model)
+    with _turn:
+        _refuse_unsupported(model)
+        if layout is not None:
+            _REFUSALS[layout](model)
     config, windows = text_config(model), window_of_kinds(model)
     return ModelTraits(
         cache_argument=cache_argument(model),
@@ -275,7 +284,8 @@ def sub_configs(config) -> list:
 def new_model(model: PreTrainedModel, config, device: torch.device | str) -> PreTrainedModel:
     """A float32 model of ``model``'s class with random weights, for inference."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.manual_seed(0)
+        # torch.manual_seed would seed GPUs as well
+        torch.default_generator.manual_seed(0)
         return plain_class(model)._from_config(config, dtype=torch.float32).eval()
 
 

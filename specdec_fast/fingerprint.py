@@ -9,14 +9,17 @@ from torch import nn
 
 
 def fingerprint(model: nn.Module) -> int:
-    """A number that changes with the modules of a model, their modes and settings, and any write to its weights."""
+    """A number that changes with the modules, modes, settings and hooks of a model, and with writes to its weights.
+
+    Writes that autograd does not count, through ``weight.data``, are not seen.
+    """
     modules = tuple((id(type(module)), _settings(module)) for module in model.modules())
     weights = tuple((weight.data_ptr(), weight.dtype, _version(weight)) for weight in model.parameters())
     return hash((modules, weights))
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Attributes by value where they are plain: training mode, dropout, windows, the adapters in use."""
+    """Attributes by value where they are plain: training mode, dropout, windows, the adapters in use, hooks."""
     return tuple((name, _plain(value)) for name, value in vars(module).items())
 
 
@@ -25,6 +28,10 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return tuple(map(_plain, value))
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(_plain, value))
+    if isinstance(value, dict):
+        return tuple((_plain(key), _plain(content)) for key, content in value.items())
     return id(value)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import greedy_oracle, make_model, make_prompts
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from specdec_fast import EQSpec, EXSpec, NgramDrafter, compat, selfcheck
 from specdec_fast.errors import InputError, UnsupportedModelError
@@ -16,8 +17,8 @@ from specdec_fast.layouts import LAYOUTS
 PROMPT = torch.tensor([[5, 6, 7, 5, 6]])
 
 
-def generate(model, layout=None):
-    return EQSpec(model, NgramDrafter(), layout=layout).generate(PROMPT, max_new_tokens=8, eos_token_id=[])
+def generate(model, layout=None, draft=None):
+    return EQSpec(model, draft or NgramDrafter(), layout=layout).generate(PROMPT, max_new_tokens=8, eos_token_id=[])
 
 
 class Adapter(nn.Module):
@@ -87,6 +88,59 @@ def test_what_a_verdict_depends_on():
             seen.append(fingerprint(model))
     assert len(set(seen)) == len(seen)
     assert fingerprint(model) == seen[-1]
+
+
+@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+def test_a_hook_that_steers_after_the_check_is_refused(layout):
+    model = make_model("llama", seed=2)
+    generate(model, layout)
+
+    def steer(module, args, output):
+        output = output.clone()
+        output[:, -1] += 0.1
+        return output
+
+    handle = model.model.layers[1].register_forward_hook(steer)
+    with pytest.raises(UnsupportedModelError, match="computed beside it"):
+        generate(model, layout)
+    handle.remove()
+    assert generate(model, layout).rows[0].token_ids == greedy_oracle(model, PROMPT[0].tolist(), 8)
+
+
+def test_a_check_leaves_every_random_state_alone(monkeypatch):
+    selfcheck._sound.clear()
+    monkeypatch.setattr("torch.cuda.manual_seed_all", lambda seed: pytest.fail("seeds the GPUs"))
+    model, state = make_model("llama", seed=2), torch.get_rng_state()
+    generate(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_forward_that_passes_its_arguments_on_takes_a_cache():
+    class Passing(LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    model = make_model("llama", seed=2)
+    model.__class__ = Passing
+    assert generate(model).rows[0].token_ids == greedy_oracle(model, PROMPT[0].tolist(), 8)
+
+
+def test_a_padded_decoder_waits_for_a_packed_forward():
+    model = make_model("llama", seed=2)
+    with ThreadPoolExecutor(1) as pool:
+        with compat.attention_set(compat.attention_configs(model), "specdec_fast"):
+            waiting = pool.submit(generate, model, "padded")
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+        assert waiting.result().rows[0].token_ids == greedy_oracle(model, PROMPT[0].tolist(), 8)
+
+
+def test_a_draft_that_is_refused_is_called_the_draft():
+    model, draft = make_model("llama", seed=2), make_model("llama", seed=3)
+    with torch.no_grad():
+        draft.lm_head.weight[0] = float("nan")
+    with pytest.raises(UnsupportedModelError, match=r"^the draft model: .*NaN as logits"):
+        generate(model, "padded", draft)
 
 
 def test_weights_that_turn_to_nan_are_named():

@@ -163,8 +163,8 @@ def audit(
             raise
         finally:
             screen.close()
-        if findings.failures and not rows.complete:
-            screen.message(_describe_stop(options, rows))
+        if findings.failures and not rows.complete and options.rows_path:
+            screen.message(f"{len(rows.rows)} of {rows.total} rows are kept; --resume tries again what failed")
     if json:
         with writing(json):
             findings.write_json(json)

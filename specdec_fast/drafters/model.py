@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import compat
 from ..acceptance import greedy_ids
 from ..batch import Batch, Follower
-from ..errors import InputError
+from ..errors import InputError, UnsupportedModelError
 from ..selfcheck import self_check
 from .base import Drafter, DraftRun, Drafts
 
@@ -72,7 +72,10 @@ class ModelDrafter(Drafter):
             )
 
     def begin(self, batch: Batch, longest: int) -> DraftRun:
-        self_check(self.model, batch.layout, longest)
+        try:
+            self_check(self.model, batch.layout, longest)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"the draft model: {error}") from error
         return _ModelRun(batch.follow(self.model), self._vocabulary)
 
 
