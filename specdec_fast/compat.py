@@ -115,8 +115,6 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(f"{name} is an encoder-decoder; a decoder-only causal LM is needed")
     if not model.can_generate():
         raise UnsupportedModelError(f"{name} cannot generate; load it with AutoModelForCausalLM")
-    if not {"cache", "past_key_values"} & set(_parameters(model)):
-        raise UnsupportedModelError(f"{name} takes no KV cache")
     # a class that may keep a state is served where this model's layers are all attention
     if getattr(model, "_is_stateful", False) and (other or not kinds):
         raise UnsupportedModelError(
@@ -127,6 +125,8 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(sorted(other))}; supported are {' and '.join(_LAYER_TYPES)}"
         )
+    if not {"cache", "past_key_values"} & set(_parameters(model)):
+        raise UnsupportedModelError(f"{name} takes no KV cache")
     if model.device.type == "meta":
         raise UnsupportedModelError(
             f"{name} has weights on the meta device: offloaded to CPU or disk, or never loaded; load it without offload"
