@@ -19,13 +19,13 @@ _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # names of sizes that matter once a text is longer than they are
 _THRESHOLD = re.compile(r"(window|chunk|floor_scale|original_max_position)(?!.*layers)")
-# models may share a config, so all of them take turns
+# one lock for all models, because configs may be shared
 _turn = threading.RLock()
 
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a decoder must know to call a model.
+    """Facts that a decoder needs to call a model.
 
     Attributes:
         cache_argument: name of the forward argument that takes the cache.

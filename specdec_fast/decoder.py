@@ -1,4 +1,4 @@
-"""What every speculative decoder is made of."""
+"""The base of every speculative decoder."""
 
 from __future__ import annotations
 

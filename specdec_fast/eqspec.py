@@ -49,7 +49,7 @@ class EQSpec(Decoder):
     """
 
     batch_type: type[Batch] | None = None
-    """What keeps the rows, in place of that of ``layout``."""
+    """Keeps the rows, in place of the batch type of ``layout``."""
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ def _refuse(processors: LogitsProcessorList, criteria: StoppingCriteriaList, con
 
 
 def _repeats(config: GenerationConfig, criterion: StoppingCriteria) -> bool:
-    """Whether ``criterion`` asks for nothing but what ``config`` says; a caller's own takes the place of that."""
+    """True if ``criterion`` asks for nothing but what ``config`` says; a caller's own takes the place of that."""
     if type(criterion) is MaxLengthCriteria:
         return criterion.max_length == config.max_length
     if type(criterion) is EosTokenCriteria and config.eos_token_id is not None:

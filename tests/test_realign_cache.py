@@ -46,7 +46,7 @@ def propose(draft, text: list[int]) -> torch.Tensor:
 
 
 def crop_to_the_longest(cache, mask, n_accepted, drafted, following):
-    """What such decoders do: keep the columns of the row that accepted most, and the others' rejected KV with them."""
+    """Keeps the columns of the row that accepted most, and the others' rejected KV with them, as such decoders do."""
     kept = mask.shape[1] - drafted + int(n_accepted.max())
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, :kept], layer.values[:, :, :kept]

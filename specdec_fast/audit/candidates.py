@@ -1,4 +1,4 @@
-"""What can be audited: a decoder by name, or any callable."""
+"""Candidates of an audit: a decoder by name, or any callable."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ from ..errors import EndpointError, InputError
 KEY_VARIABLE = "OPENAI_API_KEY"
 Fields = dict[str, Any]
 OPTIONAL: Fields = {"seed": 0, "logprobs": 2, "return_token_ids": True}
-"""What makes an audit sharper; not every server takes them all (``return_token_ids`` is vLLM's)."""
+"""Options that make an audit sharper; not every server takes them all (``return_token_ids`` is vLLM's)."""
 _REFUSED = (400, 422, 501)
 _QUOTED = 300
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a server made of one prompt; None is what it does not say.
+    """A server's answer to one prompt; None stands for anything it does not say.
 
     Attributes:
         text: the new text.

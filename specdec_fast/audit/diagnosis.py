@@ -1,4 +1,4 @@
-"""What broke, judged from outputs alone (arXiv 2510.22876, sections 2 and 4.2, appendix A).
+"""Suspects, judged from outputs alone (arXiv 2510.22876, sections 2 and 4.2, appendix A).
 
 An output shows where a row left the oracle, not why. Each suspect therefore comes with its evidence, the number of
 wrong rows that it would explain, and an experiment that would refute it.

@@ -1,4 +1,4 @@
-"""Where each row of a run leaves the oracle, laid out as a picture."""
+"""A picture of the places at which the rows of a run leave the oracle."""
 
 from __future__ import annotations
 

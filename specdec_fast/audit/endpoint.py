@@ -129,7 +129,7 @@ def _row(completion: Completion) -> Row:
 
 
 def _finest_unit(rows: Iterable[Row]) -> Unit:
-    """What can be compared in all rows; an empty text may have no tokens."""
+    """The unit that can be compared in all rows; an empty text may have no tokens."""
     with_text = [row for row in rows if row["text"]]
     if all(row["token_ids"] for row in with_text):
         return "token ids"

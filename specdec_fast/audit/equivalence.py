@@ -25,7 +25,7 @@ _WEAK = 0.01
 
 
 class GreedyOracle(Protocol):
-    """What knows the target's own greedy text."""
+    """A source of the target's own greedy text."""
 
     def decode(self, prompt: Any, /) -> OracleRow:
         """The text that continues ``prompt``."""
@@ -63,7 +63,7 @@ def is_near_tie(gap: float | None, noise: float) -> bool:
 
 
 def weakness(noise: float | None, tied: float | None) -> str | None:
-    """Why a verdict with this ``noise`` says little, if it does.
+    """The reason that a verdict with this ``noise`` says little, or None.
 
     Args:
         noise: what rounding does to a logit.
@@ -123,7 +123,7 @@ class Report:
 
     @property
     def weakness(self) -> str | None:
-        """Why the verdict says little, if it does."""
+        """The reason that the verdict says little, or None."""
         return weakness(self.noise, self.tied)
 
 

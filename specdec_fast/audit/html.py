@@ -82,7 +82,7 @@ def _show(match: re.Match[str]) -> str:
 
 
 def kind(row: RowAudit) -> str:
-    """What became of a row: ``match``, ``near-tie`` or ``mismatch``."""
+    """A row's outcome: ``match``, ``near-tie`` or ``mismatch``."""
     if row.exact:
         return "match"
     return "near-tie" if row.near_tie else "mismatch"
@@ -137,7 +137,7 @@ def verdicts(runs: Iterable[RunAudit]) -> list[Overall]:
 
 
 def facts(run: RunAudit) -> dict[str, str]:
-    """What the outputs of a run say about its divergences."""
+    """Facts about a run's divergences, from its outputs."""
     diverging = [row for row in run.rows if not row.exact]
     if not diverging:
         return {}

@@ -194,7 +194,7 @@ def _digest(value: Any) -> str:
 
 @torch.inference_mode()
 def _fingerprint(model: PreTrainedModel) -> list[Any]:
-    """What the model's logits depend on, every byte of its weights included."""
+    """A digest of everything the model's logits depend on, every byte of its weights included."""
     weights = hashlib.blake2b()
     for name, weight in model.state_dict().items():
         weights.update(json.dumps([name, list(weight.shape), str(weight.dtype)]).encode())

@@ -47,7 +47,7 @@ class ProbedRun(contextlib.ExitStack):
         return self.target.violation
 
     def report(self, replay: Replay, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> ProbeReport:
-        """What was seen, and whether drafts were accepted as often as for each row alone."""
+        """Reports what was seen, and whether drafts were accepted as often as for each row alone."""
         drafted = sum(answer.drafted for answer in answers)
         accepted = alone = None
         if drafted:

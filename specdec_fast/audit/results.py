@@ -1,4 +1,4 @@
-"""What an audit found; the JSON file has the same fields."""
+"""Findings of an audit; the JSON file has the same fields."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RowAudit:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a probe saw of one run.
+    """Findings of a probe in one run.
 
     Attributes:
         checked: forward passes of the target that were checked; 0 if the candidate never ran it.
@@ -105,7 +105,7 @@ class RunAudit:
 
     @property
     def violation(self) -> Violation | None:
-        """What the probe found first."""
+        """The probe's first finding, or None."""
         return self.probe.violation if self.probe else None
 
     @property
@@ -124,7 +124,7 @@ class RunAudit:
 
     @property
     def weakness(self) -> str | None:
-        """Why the verdict says little, if it does."""
+        """The reason that the verdict says little, or None."""
         return weakness(self.noise, self.tied)
 
     @property
@@ -201,7 +201,7 @@ class AuditReport:
 
     @property
     def weakness(self) -> str | None:
-        """Why the verdicts say little, if they do; noise is that of the oracle, and the same in all runs."""
+        """The reason that the verdicts say little, or None; noise is the oracle's, and the same in all runs."""
         return next((run.weakness for run in self.runs if run.weakness), None)
 
     def write_json(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an audit decodes with."""
+"""The setting that all candidates of an audit decode with."""
 
 from __future__ import annotations
 

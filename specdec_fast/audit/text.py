@@ -1,4 +1,4 @@
-"""What a text looks like where it left the oracle, and the similarity score that does not notice."""
+"""The look of a text after it left the oracle, and the similarity score that does not notice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rouge_l(oracle: Sequence[Hashable], candidate: Sequence[Hashable]) -> float:
 
 
 def token_span(token_ids: list[int], index: int, to_text: Callable[[list[int]], str]) -> tuple[int, int]:
-    """Which characters of ``to_text(token_ids)`` come from token ``index``, as ``[start, end)``.
+    """Characters of ``to_text(token_ids)`` that come from token ``index``, as ``[start, end)``.
 
     Empty past the last token. A token that is only a part of a character has the whole of it.
     """

@@ -86,7 +86,7 @@ class Options:
 
     @property
     def shown(self) -> Settings:
-        """What the findings say of the command line."""
+        """The command line as the findings repeat it."""
         unused = _FOR_MODELS if self.endpoint else ("endpoint", *_FOR_SERVERS)
         return {
             name: str(value) if isinstance(value, Path) else value
@@ -96,14 +96,14 @@ class Options:
 
     @property
     def rows_path(self) -> Path | None:
-        """Where finished rows are kept."""
+        """The file that keeps finished rows."""
         if self.report:
             return self.report / "rows.jsonl"
         return self.json and self.json.with_name(f"{self.json.name}.rows.jsonl")
 
     @property
     def outputs(self) -> list[Path]:
-        """What is written in the end."""
+        """Files written in the end."""
         report = [self.report / "audit.json", self.report / "report.html"] if self.report else []
         return [self.json, *report] if self.json else report
 

@@ -1,4 +1,4 @@
-"""What a run shows: progress on stderr, results on stdout."""
+"""Progress of a run on stderr, its results on stdout."""
 
 from __future__ import annotations
 

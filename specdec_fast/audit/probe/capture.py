@@ -1,4 +1,4 @@
-"""What each row of a forward pass presented to attention."""
+"""Tokens, positions, masks and entries that each row of a forward pass presented to attention."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RowView:
         return [column for column in self.seen[-1].nonzero()[:, 0].tolist() if column not in own]
 
     def masks(self, query: int) -> Iterator[tuple[Tensor, int | None]]:
-        """What ``query`` sees, ``[C]`` bool, and the window it sees it through, for each kind of layer."""
+        """Columns that ``query`` sees, ``[C]`` bool, and the window it sees them through, for each kind of layer."""
         yield self.seen[query], None
         if self.windowed:
             yield self.windowed[0][query], self.windowed[1]
@@ -137,7 +137,7 @@ class Recorder:
 
 
 def _seen(mask: Any, rows: int, columns: list[int], width: int, device: torch.device) -> Tensor:
-    """What queries see under a mask as transformers takes it: ``[B, Q, C]`` bool."""
+    """Columns that queries see under a mask as transformers takes it: ``[B, Q, C]`` bool."""
     column = torch.arange(width, device=device)
     query = torch.tensor(columns, device=device)[:, None]
     causal = (column <= query).expand(rows, -1, -1)

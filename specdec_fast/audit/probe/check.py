@@ -75,7 +75,7 @@ class RowCheck:
         return next(i for i, keys in enumerate(self.view.keys) if keys is not None)
 
     def _explain(self, position: int, layer: int) -> Violation:
-        """What the entry in the place of ``position`` is, if it is not the one that belongs there."""
+        """Names the entry in the place of ``position`` if it is not the one that belongs there."""
         column, text = self.cached[position], self.row.text
         keys, values = self.view.keys[layer], self.view.values[layer]
         assert keys is not None and values is not None
@@ -217,7 +217,7 @@ class RowCheck:
 
 
 def _differs(found: Tensor, own: Tensor, deep: bool = False) -> Tensor:
-    """Which of N entries ``[H, N, D]`` differ by more than rounding: ``[N]`` bool."""
+    """Marks those of N entries ``[H, N, D]`` that differ by more than rounding: ``[N]`` bool."""
     allowed = _ROUNDING.get(own.dtype, _DEEP_HALF_ROUNDING if deep else _HALF_ROUNDING)
     difference = (found.double() - own.double()).norm(dim=(0, 2))
     # not <=, so that nan differs

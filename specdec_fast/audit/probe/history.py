@@ -1,4 +1,4 @@
-"""Which query an entry of the cache came from."""
+"""The query that an entry of the cache came from."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .capture import Recorder, RowView
 
 
 def packed_rows(recorder: Recorder, packing: Packing, inputs: dict[str, Any], logits: Tensor) -> list[RowView]:
-    """What each segment presented: a slot's columns are positions, and every one up to its own is seen.
+    """Splits a packed forward into its rows: a slot's columns are positions, and a query sees every one up to its own.
 
     Args:
         recorder: the pools that attention was given.

@@ -242,7 +242,7 @@ class Probe:
                 self._history.add(layer, keys[:, view.columns], values[:, view.columns], origins)
 
     def _assign(self, views: list[RowView]) -> list[tuple[TrackedRow, RowView]]:
-        """Which row each slot belongs to: rows leave, return and change places; finished ones may go on with filler."""
+        """Finds the row of each slot: rows leave, return and change places; finished ones may go on with filler."""
         if not self._announced:
             newcomers = [view for view in views if not view.cached]
             first = len(self.rows)
@@ -284,7 +284,7 @@ class Probe:
         return [origin.row if origin else None for origin in origins]
 
     def _likeness(self, view: RowView, row: TrackedRow) -> float:
-        """How sure it is that a slot belongs to a row: the token it goes on with, and whose entries it holds."""
+        """Rates a slot as a row's: by the token it goes on with, and by whose entries it holds."""
         tokens = [view.tokens[query] for query in view.queries]
         if not view.holders:
             prompt = row.text[: row.prompt_length]

@@ -1,4 +1,4 @@
-"""What a row must look like in the next forward pass."""
+"""A row as it must look in the next forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAST = {torch.float64: 1e-6, torch.float32: 1e-6}
 
 @dataclass
 class Ending:
-    """What a row's newest forward pass decided, and no later one has taken up.
+    """Decisions of a row's newest forward pass that no later one has taken up.
 
     Attributes:
         text: tokens of the row, and those that the target chose after them.

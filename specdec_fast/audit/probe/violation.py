@@ -1,4 +1,4 @@
-"""What a probe reports."""
+"""A violation as a probe reports it."""
 
 from __future__ import annotations
 

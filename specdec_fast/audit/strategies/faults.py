@@ -32,7 +32,7 @@ class Fault(PaddedEQSpec):
 
 
 class DraftBonus(GreedyAcceptance):
-    """Where a draft is rejected, the draft's own token is committed in place of the target's."""
+    """Commits a rejected draft's own token in place of the target's."""
 
     def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         target_ids, _ = super().__call__(draft_ids, limit, logits)

@@ -48,7 +48,7 @@ class HoleBatch(PaddedBatch):
         return content
 
     def seen_columns(self, stop: int) -> Tensor:
-        """What the mask shows of columns ``[0, stop)``: ``[B, stop]`` bool."""
+        """Columns of ``[0, stop)`` that the mask shows: ``[B, stop]`` bool."""
         return self.content_columns(stop)
 
     def column_positions(self, stop: int) -> Tensor:
@@ -56,7 +56,7 @@ class HoleBatch(PaddedBatch):
         return self.content_columns(stop).long().cumsum(1) - 1
 
     def kept_drafts(self, n_accepted: Tensor, num_drafts: int) -> Tensor:
-        """Which of a round's drafts stay visible: ``[B, K]`` bool."""
+        """Drafts of a round that stay visible: ``[B, K]`` bool."""
         return torch.arange(num_drafts, device=n_accepted.device) < n_accepted[:, None]
 
     def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
