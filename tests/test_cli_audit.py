@@ -268,7 +268,9 @@ def test_a_full_disk_is_named_and_what_is_kept_goes_on(command, tmp_path, monkey
 
         patch.setattr(Journal, "_write", write_six_lines)
         assert main(command) == 2
-    *_, kept, error = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err
+    assert "no verdict" not in said, "no candidate failed"
+    *_, kept, error = said.splitlines()
     assert kept == "stopped: 5 of 14 rows are done and kept; add --resume to go on"
     assert error.endswith("found.rows.jsonl.journal: No space left on device")
     with monkeypatch.context() as patch:

@@ -163,8 +163,8 @@ def audit(
             raise
         finally:
             screen.close()
-        if findings.failures and not rows.complete and options.rows_path:
-            screen.message(f"{len(rows.rows)} of {rows.total} rows are kept; --resume tries again what failed")
+        if findings.failures and not rows.complete:
+            screen.message(_describe_stop(options, rows))
     if json:
         with writing(json):
             findings.write_json(json)
@@ -286,6 +286,8 @@ class _Job:
         for number, run in enumerate(self.runs):
             try:
                 findings.append(self._audit(number, run, candidates[run.candidate]))
+            except WriteError:
+                raise
             except InputError as error:
                 failures.append(self._fail(run, error))
         if self.rows.complete:
