@@ -11,7 +11,8 @@ from torch import nn
 def fingerprint(model: nn.Module) -> int:
     """A number that changes with the modules, modes, settings and hooks of a model, and with writes to its weights.
 
-    Writes that autograd does not count, through ``weight.data``, are not seen.
+    Writes that autograd does not count, through ``weight.data``, are not seen, nor are forward pre-hooks, which
+    observers of a forward register.
     """
     modules = tuple((id(type(module)), _settings(module)) for module in model.modules())
     weights = tuple((weight.data_ptr(), weight.dtype, _version(weight)) for weight in model.parameters())
@@ -20,7 +21,8 @@ def fingerprint(model: nn.Module) -> int:
 
 def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """Attributes by value where they are plain: training mode, dropout, windows, the adapters in use, hooks."""
-    return tuple((name, _plain(value)) for name, value in vars(module).items())
+    own = vars(module).items()
+    return tuple((name, _plain(value)) for name, value in own if not name.startswith("_forward_pre_hooks"))
 
 
 def _plain(value: Any) -> Any:
