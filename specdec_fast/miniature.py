@@ -19,7 +19,9 @@ _SIZES = {
     "n_group": 1, "topk_group": 1, "hidden_size": 64, "num_attention_heads": 4, "rotary_dim": 8,
 }  # fmt: skip
 # sizes, and whether layers are left out: what a model derives from its sizes is its own affair, so the first that runs
-_ATTEMPTS = ((_SIZES | {"head_dim": 16}, True), (_SIZES, True), (_SIZES, False))
+_WIDTHS = ("hidden_size", "num_attention_heads", "rotary_dim")
+_FULL_WIDTH = {name: size for name, size in _SIZES.items() if name not in _WIDTHS}
+_ATTEMPTS = ((_SIZES | {"head_dim": 16}, True), (_SIZES, True), (_FULL_WIDTH, True), (_SIZES, False))
 
 
 @torch.no_grad()
@@ -57,7 +59,7 @@ def _shrink(config, sizes: dict[str, int], fewer_layers: bool, longest: int) -> 
         for part in {id(part): part for part in (text, *compat.sub_configs(config))}.values():
             _drop_layers(part)
     heads, kv_heads = (_size(text, name) for name in ("num_attention_heads", "num_key_value_heads"))
-    if heads and kv_heads:
+    if heads and kv_heads and "num_attention_heads" in sizes:
         sizes = sizes | {"num_key_value_heads": sizes["num_attention_heads"] // (2 if kv_heads < heads else 1)}
     for name, size in sizes.items():
         if (_size(text, name) or 0) > size:

@@ -41,8 +41,8 @@ class _Verdicts:
 
 
 _known: WeakKeyDictionary[PreTrainedModel, _Verdicts] = WeakKeyDictionary()
-# what miniatures have passed: class, config, layout, device and sizes in reach
-_sound: set[tuple[object, ...]] = set()
+# the module types of miniatures that have passed, by class, config, layout, device and sizes in reach
+_sound: dict[tuple[object, ...], frozenset[type]] = {}
 
 
 @torch.no_grad()
@@ -105,21 +105,27 @@ def _check(model: PreTrainedModel, layout: str, longest: int, reached: Reached) 
     if context < 2 * _TAIL:
         raise UnsupportedModelError(f"{name} has a context of {context} tokens; the self-check needs {2 * _TAIL}")
     width = min(_WIDTH, context)
-    structure = (compat.plain_class(model), model.config.to_json_string(), attention, layout, model.device, reached)
+    structure = (compat.plain_class(model), repr(model.config.to_dict()), attention, layout, model.device, reached)
     if structure not in _sound:
         small = build_miniature(model, longest, partial(_runs, width=width))
         if small is not None:
             beyond = " beyond " + ", ".join(f"{key}={size}" for key, size in reached) if reached else ""
             _Probe(small, layout, name + beyond, width, is_causal=False).run()
-            _sound.add(structure)
-        elif model.dtype in _ROUNDING:
-            width = min(max([_WIDTH, *(size + 2 * _TAIL for _, size in reached)]), context)
-        else:
+            _sound[structure] = frozenset(map(type, small.modules()))
+        elif model.dtype not in _ROUNDING:
             raise UnsupportedModelError(
                 f"{name} cannot be checked in {model.dtype}, where rounding may hide a wrong mask: no small float32 "
                 "model of its class could be built"
             )
+    if not _is_plain(model, _sound.get(structure, frozenset())):
+        # only the model itself shows what such modules do beyond a window
+        width = min(max([_WIDTH, *(size + 2 * _TAIL for _, size in reached)]), context)
     _Probe(model, layout, name, width, is_causal=structure in _sound).run()
+
+
+def _is_plain(model: PreTrainedModel, known: frozenset[type]) -> bool:
+    """All modules are of types that the miniature has, with the forward of their class."""
+    return all(type(module) in known and "forward" not in vars(module) for module in model.modules())
 
 
 def _runs(model: PreTrainedModel, width: int) -> bool:

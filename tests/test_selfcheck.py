@@ -247,3 +247,26 @@ def test_the_check_of_a_large_window_and_vocabulary_is_small():
     for layout in LAYOUTS:
         selfcheck.self_check(model, layout, longest=4000)
     assert max(widths) <= 40 and max(logits) <= 10, "two rows of 22 and 17 tokens, and logits of their last 8"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_module_that_is_not_its_classs_own_is_checked_beyond_the_window(layout):
+    model = build("Mistral", sliding_window=32, head_dim=16)
+    generate(model, layout)
+    widths = []
+    model.register_forward_pre_hook(lambda _, a, kw: widths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    selfcheck.self_check(model, layout, longest=40)
+    assert max(widths, default=0) <= 40
+    for layer in model.model.layers:
+        layer.self_attn.forward = partial(type(layer.self_attn).forward, layer.self_attn)
+    selfcheck.self_check(model, layout, longest=40)
+    assert max(widths) >= 32
+
+
+def test_a_model_whose_head_size_is_fixed_has_a_miniature():
+    factors = {"short_factor": [1.0] * 24, "long_factor": [4.0] * 24, "rope_theta": 10_000.0}
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 4096, **factors}
+    sizes = {"hidden_size": 192, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = transformers.Phi3Config(**TINY | sizes, rope_parameters=rope, original_max_position_embeddings=4096)
+    model = transformers.AutoModelForCausalLM.from_config(config).bfloat16().eval()
+    generate(model)
