@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from . import compat
 
-_THRESHOLD = 8
+THRESHOLD = 8
+"""Tokens at which windows and the like take effect in a miniature."""
 _MOST_PARAMETERS = 100_000_000
 _SIZES = {
     "vocab_size": 128, "vocab_size_per_layer_input": 128, "intermediate_size": 64, "moe_intermediate_size": 32,
@@ -69,7 +70,7 @@ def _shrink(config, sizes: dict[str, int], fewer_layers: bool, longest: int) -> 
             setattr(text, name, text.vocab_size - 1)
     for holder, name, size in list(compat.thresholds(text)):
         if size < longest:
-            _assign(holder, name, min(size, _THRESHOLD))
+            _assign(holder, name, min(size, THRESHOLD))
 
 
 def _size(config, name: str) -> int | None:

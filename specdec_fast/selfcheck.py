@@ -16,13 +16,13 @@ from . import compat
 from .errors import UnsupportedModelError
 from .fingerprint import fingerprint
 from .layouts import LAYOUTS
-from .miniature import build_miniature
+from .miniature import THRESHOLD, build_miniature
 
 _TAIL = 7
 _DRAFTS = (3, 1)
 _ACCEPTED = ((3, 1), (1, 1))
 # a text in which every size of a miniature takes effect
-_WIDTH = 8 + 2 * _TAIL
+_WIDTH = THRESHOLD + 2 * _TAIL
 # relative logit difference that rounding may cause; eager attention has a float32 softmax even in float64
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
 _HALF_ROUNDING = 5e-2

@@ -1,6 +1,5 @@
 """The command line, end to end on tiny models."""
 
-import errno
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from full_disk import fill_after, full_disk
 from safetensors.torch import save_file
 from tiny_dirs import EOS_IDS, make_tokenizer, save_pair, save_tiny
 from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
@@ -478,21 +478,9 @@ def test_standard_output_that_cannot_be_written_is_an_error(command, tmp_path):
     assert shell('"$@" 2>&-', "--version").stdout.startswith("specdec-fast ")
 
 
-def full_disk(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_full_disk_is_named_with_what_is_kept_and_how_to_go_on(command, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        write, written = Journal._write, []
-
-        def write_six_lines(self, line):
-            if len(written) == 6:
-                full_disk()
-            written.append(line)
-            write(self, line)
-
-        patch.setattr(Journal, "_write", write_six_lines)
+        fill_after(patch, 6)
         assert main(command) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: cannot write ") and "out.jsonl.journal: No space left on device; " in error

@@ -1,12 +1,11 @@
 """``specdec-fast audit``, end to end on a tiny model."""
 
-import errno
 import json
-import os
 import signal
 
 import pytest
 import torch
+from full_disk import fill_after, full_disk
 from tiny_dirs import make_tokenizer, save_pair, save_tiny
 from tiny_models import DRAFT_NOISE, make_draft, make_prompts
 from transformers import AutoModelForCausalLM
@@ -252,21 +251,10 @@ def test_results_do_not_overwrite_each_other(command, tmp_path, capsys, name):
 
 
 def test_a_full_disk_is_named_and_what_is_kept_goes_on(command, tmp_path, monkeypatch, capsys):
-    def full_disk(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     found = tmp_path / "found"
     command += ["--candidate=eqspec", f"--json={found}"]
     with monkeypatch.context() as patch:
-        write, written = Journal._write, []
-
-        def write_six_lines(self, line):
-            if len(written) == 6:
-                full_disk()
-            written.append(line)
-            write(self, line)
-
-        patch.setattr(Journal, "_write", write_six_lines)
+        fill_after(patch, 6)
         assert main(command) == 2
     said = capsys.readouterr().err
     assert "no verdict" not in said, "no candidate failed"
