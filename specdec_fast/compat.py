@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .errors import InputError, UnsupportedModelError
 
 _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # names of sizes that matter once a text is longer than they are
-_THRESHOLD = re.compile(r"(window|chunk|floor_scale|original_max_position)(?!.*layers)")
+_THRESHOLD = re.compile(r"(window|chunk|span|local_attention|floor_scale|original_max_position)(?!.*layers)")
 # one lock for all models, because configs may be shared
 _turn = threading.RLock()
 
@@ -261,18 +261,22 @@ def rope_switch(model: PreTrainedModel) -> int | None:
     return min((size for size in sizes if size is not None), default=None)
 
 
-def thresholds(config) -> Iterator[tuple[Any, str, int]]:
-    """Sizes in a text config beyond which tokens are hidden or scaled, each as its holder, its name and its value."""
+def thresholds(config) -> Iterator[tuple[Any, str, tuple[int, ...]]]:
+    """Sizes in a text config beyond which tokens are hidden or scaled, each with its holder and its name."""
     yield from _thresholds(config, vars(config))
 
 
-def _thresholds(holder: Any, entries: dict[str, Any]) -> Iterator[tuple[Any, str, int]]:
+def _thresholds(holder: Any, entries: Mapping[str, Any]) -> Iterator[tuple[Any, str, tuple[int, ...]]]:
     for name, value in entries.items():
-        if isinstance(value, dict):
-            if value.get("rope_type") != "longrope":
-                yield from _thresholds(value, value)
-        elif type(value) is int and value > 0 and _THRESHOLD.search(str(name)):
-            yield holder, name, value
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        for part in several:
+            if isinstance(part, PreTrainedConfig):
+                yield from _thresholds(part, vars(part))
+            elif isinstance(part, dict) and part.get("rope_type") != "longrope":
+                yield from _thresholds(part, part)
+        sizes = tuple(part for part in several if type(part) is int and part > 0)
+        if sizes and _THRESHOLD.search(str(name)):
+            yield holder, name, sizes
 
 
 def sub_configs(config) -> list:

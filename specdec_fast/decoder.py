@@ -65,5 +65,18 @@ class Decoder:
         return self.traits.max_position + 1
 
     @property
+    def rope_switch(self) -> str:
+        """The switch of a longrope target and its consequence, for messages."""
+        return (
+            f"{compat.rope_switch(self.target)} tokens, where the longrope of {type(self.target).__name__} changes the "
+            "angles of all positions and batched text would not be its own"
+        )
+
+    def context_before_switch(self, num_drafts: int) -> int | None:
+        """Most tokens of a row that stays, with ``num_drafts`` drafts, before the switch of a longrope target."""
+        switch = compat.rope_switch(self.target)
+        return None if switch is None else switch - num_drafts + 1
+
+    @property
     def vocab_size(self) -> int:
         return compat.text_config(self.target).vocab_size

@@ -125,16 +125,15 @@ class EQSpec(Decoder):
 
     def _refuse_rope_switch(self, lengths: list[int], max_new_tokens: int) -> None:
         """Of a longrope model, all rows must stay on one side of its switch, drafts included."""
-        switch = compat.rope_switch(self.target)
-        if switch is None or min(lengths) > switch:
+        num_drafts = min(self.num_draft_tokens, max_new_tokens - 1)
+        context, after = self.context_before_switch(num_drafts), self.context_before_switch(0)
+        if context is None or after is None or min(lengths) >= after:
             return
         row = max(range(len(lengths)), key=lengths.__getitem__)
-        if lengths[row] + max_new_tokens + self.num_draft_tokens > switch:
+        if lengths[row] + max_new_tokens > context:
             raise InputError(
-                f"row {row} has {lengths[row]} tokens; with max_new_tokens={max_new_tokens} and "
-                f"num_draft_tokens={self.num_draft_tokens} it may pass {switch} tokens, where the longrope of "
-                f"{type(self.target).__name__} changes the angles of all positions and batched text would not be its "
-                f"own; keep every row of a batch within {switch} tokens, or every prompt beyond"
+                f"row {row} has {lengths[row]} tokens; with max_new_tokens={max_new_tokens} and {num_drafts} drafts it "
+                f"may pass {self.rope_switch}; keep all rows and drafts of a batch before it, or every prompt beyond it"
             )
 
     def _settle_layout(self, longest: int) -> type[Batch]:

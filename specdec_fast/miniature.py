@@ -13,16 +13,25 @@ from . import compat
 
 THRESHOLD = 8
 """Tokens at which windows and the like take effect in a miniature."""
-_MOST_PARAMETERS = 100_000_000
+_MOST_PARAMETERS = 400_000_000
 _SIZES = {
     "vocab_size": 128, "vocab_size_per_layer_input": 128, "intermediate_size": 64, "moe_intermediate_size": 32,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "n_group": 1, "topk_group": 1, "hidden_size": 64, "num_attention_heads": 4, "rotary_dim": 8,
 }  # fmt: skip
-# sizes, and whether layers are left out: what a model derives from its sizes is its own affair, so the first that runs
 _WIDTHS = ("hidden_size", "num_attention_heads", "rotary_dim")
 _FULL_WIDTH = {name: size for name, size in _SIZES.items() if name not in _WIDTHS}
-_ATTEMPTS = ((_SIZES | {"head_dim": 16}, True), (_SIZES, True), (_FULL_WIDTH, True), (_SIZES, False))
+# a class may use the number of a layer, as every second one being local
+_MOST_LAYERS = 12
+# sizes, whether heads keep theirs, most layers; a class may derive anything from them, so the first that runs is taken
+_ATTEMPTS = (
+    (_SIZES | {"head_dim": 16}, False, _MOST_LAYERS),
+    (_SIZES, True, _MOST_LAYERS),
+    (_SIZES, False, _MOST_LAYERS),
+    (_FULL_WIDTH, False, 1),
+    (_SIZES, False, None),
+)
+_LAYER_COUNTS = ("num_hidden_layers", "depth")
 
 
 @torch.no_grad()
@@ -36,10 +45,12 @@ def build_miniature(
             effect after a few tokens if such a text reaches them.
         runs: tells whether a candidate can be used.
     """
-    for sizes, fewer_layers in _ATTEMPTS:
+    for sizes, keeps_heads, most_layers in _ATTEMPTS:
         try:
             config = copy.deepcopy(model.config)
-            _shrink(config, sizes, fewer_layers, longest)
+            if keeps_heads:
+                _fix_head_dim(config.get_text_config(decoder=True))
+            _shrink(config, sizes, most_layers, longest)
             if compat.new_model(model, config, "meta").num_parameters() > _MOST_PARAMETERS:
                 continue
             small = compat.new_model(model, config, "cpu").to(model.device)
@@ -54,11 +65,18 @@ def build_miniature(
     return None
 
 
-def _shrink(config, sizes: dict[str, int], fewer_layers: bool, longest: int) -> None:
+def _fix_head_dim(text) -> None:
+    """Write down what follows from other sizes: the factors of RoPE may be made for it."""
+    width, heads = _size(text, "hidden_size"), _size(text, "num_attention_heads")
+    if width and heads and not _size(text, "head_dim"):
+        text.head_dim = width // heads
+
+
+def _shrink(config, sizes: dict[str, int], most_layers: int | None, longest: int) -> None:
     text = config.get_text_config(decoder=True)
-    if fewer_layers:
+    if most_layers is not None:
         for part in {id(part): part for part in (text, *compat.sub_configs(config))}.values():
-            _drop_layers(part)
+            _drop_layers(part, most_layers if part is text else 1)
     heads, kv_heads = (_size(text, name) for name in ("num_attention_heads", "num_key_value_heads"))
     if heads and kv_heads and "num_attention_heads" in sizes:
         sizes = sizes | {"num_key_value_heads": sizes["num_attention_heads"] // (2 if kv_heads < heads else 1)}
@@ -68,9 +86,9 @@ def _shrink(config, sizes: dict[str, int], fewer_layers: bool, longest: int) -> 
     for name, value in vars(text).items():
         if name.endswith("_token_id") and type(value) is int and value >= text.vocab_size:
             setattr(text, name, text.vocab_size - 1)
-    for holder, name, size in list(compat.thresholds(text)):
-        if size < longest:
-            _assign(holder, name, min(size, THRESHOLD))
+    for holder, name, _ in list(compat.thresholds(text)):
+        entries = holder if isinstance(holder, dict) else vars(holder)
+        entries[name] = _within(entries[name], longest)
 
 
 def _size(config, name: str) -> int | None:
@@ -82,24 +100,24 @@ def _size(config, name: str) -> int | None:
     return size if type(size) is int else None
 
 
-def _assign(holder: Any, name: str, value: int) -> None:
-    if isinstance(holder, dict):
-        holder[name] = value
-    else:
-        setattr(holder, name, value)
+def _within(value: Any, longest: int) -> Any:
+    """Sizes that texts of ``longest`` tokens reach, one or several, made to take effect after a few tokens."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_within(part, longest) for part in value)
+    return min(value, THRESHOLD) if type(value) is int and value < longest else value
 
 
-def _drop_layers(config) -> None:
-    """Keep the first layer of each kind, and the last."""
-    count = _size(config, "num_hidden_layers")
-    if count is None:
+def _drop_layers(config, most: int) -> None:
+    """Keep the first ``most`` layers, the first of each kind, and the last."""
+    name, count = next(((name, n) for name in _LAYER_COUNTS if (n := _size(config, name))), (None, 0))
+    if name is None:
         return
     kinds = getattr(config, "layer_types", None) or [None] * count
-    kept = sorted({kinds.index(kind) for kind in kinds} | {0, count - 1})
-    for name, value in vars(config).items():
+    kept = sorted({kinds.index(kind) for kind in kinds} | {*range(min(most, count)), count - 1})
+    for key, value in vars(config).items():
         if isinstance(value, (list, tuple)) and len(value) == count:
-            setattr(config, name, type(value)(value[i] for i in kept))
-    config.num_hidden_layers = len(kept)
+            setattr(config, key, type(value)(value[i] for i in kept))
+    setattr(config, name, len(kept))
 
 
 def _sharpen(model: PreTrainedModel) -> None:

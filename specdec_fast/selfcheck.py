@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from . import compat
 from .errors import UnsupportedModelError
-from .fingerprint import fingerprint
+from .fingerprint import Fingerprint, Key, can_be_a_counter, differences, fingerprint
 from .layouts import LAYOUTS
 from .miniature import THRESHOLD, build_miniature
 
@@ -26,6 +26,8 @@ _WIDTH = THRESHOLD + 2 * _TAIL
 # relative logit difference that rounding may cause; eager attention has a float32 softmax even in float64
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 2e-3}
 _HALF_ROUNDING = 5e-2
+# logits so far below the largest belong to tokens that are ruled out
+_LOWEST = 1e3
 running: ContextVar[bool] = ContextVar("running", default=False)
 """True inside a self-check, whose forwards belong to no decoder."""
 # names and values of the sizes that texts exceed
@@ -34,9 +36,14 @@ Reached = tuple[tuple[str, int], ...]
 
 @dataclass
 class _Verdicts:
-    """Faults found in a model in one state, by layout and sizes in reach; None is a pass."""
+    """Faults found in a model in one state, by layout and sizes in reach; None is a pass.
 
-    state: tuple[int, str] | None = None
+    Attributes:
+        counters: attributes that the model changes whenever it runs.
+    """
+
+    state: Fingerprint = field(default_factory=dict)
+    counters: set[Key] = field(default_factory=set)
     faults: dict[tuple[str, Reached], str | None] = field(default_factory=dict)
 
 
@@ -81,11 +88,11 @@ def traits_on(model: PreTrainedModel, layout: str) -> compat.ModelTraits:
 def _fault(model: PreTrainedModel, layout: str, longest: int) -> str | None:
     """The reason why ``layout`` cannot serve the model, None if it can."""
     verdicts = _known.setdefault(model, _Verdicts())
-    state = fingerprint(model), compat.text_config(model)._attn_implementation
-    if verdicts.state != state:
-        verdicts.state, verdicts.faults = state, {}
+    state = fingerprint(model)
+    if differences(verdicts.state, state) - verdicts.counters:
+        verdicts.state, verdicts.counters, verdicts.faults = state, set(), {}
     thresholds = compat.thresholds(compat.text_config(model))
-    reached = tuple((name, size) for _, name, size in thresholds if size < longest)
+    reached = tuple((name, size) for _, name, sizes in thresholds for size in sizes if size < longest)
     if (layout, reached) not in verdicts.faults:
         token = running.set(True)
         try:
@@ -95,6 +102,7 @@ def _fault(model: PreTrainedModel, layout: str, longest: int) -> str | None:
             verdicts.faults[layout, reached] = str(error)
         finally:
             running.reset(token)
+            verdicts.counters |= set(filter(can_be_a_counter, differences(verdicts.state, fingerprint(model))))
     return verdicts.faults[layout, reached]
 
 
@@ -161,7 +169,7 @@ class _Probe:
         if not difference <= self.rounding and self.layout == "ragged":
             # attention then runs in kernels of our own, so another of the model's own tells how much a kernel matters
             noise = max(noise, self._summary(list(map(_differences, self._eager_logits(), alone))))
-        allowed = max(self.rounding, min(8 * noise, 4 * self.rounding))
+        allowed = _allowed(self.rounding, noise)
         if not difference <= allowed:
             raise UnsupportedModelError(
                 f"{self.name} failed the self-check of the {self.layout} layout: relative logit difference "
@@ -217,6 +225,11 @@ class _Probe:
             return self._logits(_one_shot)
 
 
+def _allowed(rounding: float, noise: float) -> float:
+    """The difference that rounding explains in a model whose own cache changes its logits by ``noise``."""
+    return max(rounding, min(8 * noise, 4 * rounding))
+
+
 def _one_shot(model: PreTrainedModel, row: Tensor) -> Tensor:
     return compat.one_shot_logits(model, row, _TAIL + 1)
 
@@ -226,9 +239,11 @@ def _incremental(model: PreTrainedModel, row: Tensor) -> Tensor:
 
 
 def _refuse_unstable(model: PreTrainedModel, name: str, alone: list[Tensor], again: list[Tensor]) -> None:
-    if any(bool(x.isnan().any()) for x in alone):
+    if not all(bool(x.max(dim=-1).values.isfinite().all()) for x in alone):
         broken = next((key for key, weight in model.named_parameters() if not weight.isfinite().all()), None)
-        raise UnsupportedModelError(f"{name} gives NaN as logits" + (f": {broken} holds NaN or Inf" if broken else ""))
+        raise UnsupportedModelError(
+            f"{name} gives NaN or Inf as logits" + (f": {broken} holds NaN or Inf" if broken else "")
+        )
     # kernels of a GPU may add in any order
     tolerance = 0.0 if model.device.type == "cpu" else _ROUNDING.get(model.dtype, _HALF_ROUNDING)
     if not torch.cat(list(map(_differences, again, alone))).max() <= tolerance:
@@ -276,5 +291,8 @@ def _ragged_differences(model: PreTrainedModel, layout: str, rows: list[Tensor],
 
 
 def _differences(a: Tensor, b: Tensor) -> Tensor:
-    """Of logits ``[N, V]``, relative to ``b``: ``[N]``."""
-    return (a - b).double().norm(dim=-1) / b.double().norm(dim=-1)
+    """Of logits ``[N, V]``, relative to ``b``: ``[N]``. Tokens that both rule out, as with -inf, do not count."""
+    a, b = a.double(), b.double()
+    floor = b.max(dim=-1, keepdim=True).values - _LOWEST
+    counted = b.masked_fill(b <= floor, 0).norm(dim=-1)
+    return (a.maximum(floor) - b.maximum(floor)).norm(dim=-1) / counted.clamp(min=torch.finfo(b.dtype).tiny)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from decoding import decode
+from observers import observe
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -148,7 +149,7 @@ def test_draft_never_prefills_twice():
     widths = []
     drafter = ModelDrafter(draft)
     decode(model, drafter, make_prompts([4], 0), k=3)
-    draft.register_forward_pre_hook(lambda _, a, kw: widths.append(kw["input_ids"].shape[1]), with_kwargs=True)
+    observe(draft, lambda _, kwargs: widths.append(kwargs["input_ids"].shape[1]))
     decode(model, drafter, make_prompts([1, 9, 4, 15], 3), k=3)
     assert widths[0] == 16 and set(widths[1:]) == {1, 2}
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from decoding import Comparison, NoisyOracleDrafter, decode
+from observers import observe
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, eqspec
@@ -112,9 +113,7 @@ def test_finished_rows_leave_the_batch():
     prompts = make_prompts(LENGTHS, 4)
     eos = common_token(model, prompts, 30)
     forwards = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: forwards.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
+    observe(model, lambda _, kwargs: forwards.append(kwargs["input_ids"].shape))
     input_ids, mask = left_pad(prompts, 0)
     decoder = EQSpec(model, NgramDrafter(), layout="padded")
     decoder.generate(input_ids, mask, max_new_tokens=1, eos_token_id=[])

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from decoding import NoisyOracleDrafter, plant_in_attention
+from observers import observe
 from test_planted_bugs import PLANTS
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
@@ -437,7 +438,7 @@ def test_an_error_of_the_target_is_raised_after_what_had_ended():
     )
     first = next(stream)
     assert first.token_ids
-    model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    observe(model.model.layers[1], lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         list(stream)
     assert model.config._attn_implementation == "sdpa"
@@ -527,7 +528,7 @@ def test_memory_stays_flat(count):
 def test_a_run_is_over_after_an_error(layout):
     model = make_model("llama", seed=1)
     stream = EXSpec(model, NgramDrafter(), layout=layout).generate([[5, 6]] * 3, max_new_tokens=NEW_TOKENS)
-    handle = model.register_forward_pre_hook(lambda *_: 1 / 0)
+    handle = observe(model, lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(stream)
     handle.remove()

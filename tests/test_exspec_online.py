@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from observers import observe
 from test_exspec import LENGTHS, NEW_TOKENS, FailingDrafter, drafter_of
 from tiny_models import greedy_oracle, make_model, make_prompts
 
@@ -27,10 +28,8 @@ def model():
 @pytest.fixture
 def gate(model):
     """Holds the target's forwards back until it is set."""
-    # the self-check must not wait
-    serve(model).close()
     event = threading.Event()
-    handle = model.register_forward_pre_hook(lambda *_: event.wait(WAIT) and None)
+    handle = observe(model, lambda *_: event.wait(WAIT))
     yield event
     event.set()
     handle.remove()
@@ -158,7 +157,7 @@ def test_a_failing_target_is_told_to_everyone(model, gate):
         gate.set()
         assert session.submit([5, 6]).result(WAIT)
         gate.clear()
-        handle = model.register_forward_pre_hook(lambda *_: 1 / 0)
+        handle = observe(model, lambda *_: 1 / 0)
         answers = [session.submit([5, 6]) for _ in range(5)]
         gate.set()
         for answer in answers:

@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM
 
 from specdec_fast import EQSpec, EXSpec, NgramDrafter, compat, selfcheck
 from specdec_fast.errors import InputError, UnsupportedModelError
-from specdec_fast.fingerprint import fingerprint
 from specdec_fast.layouts import LAYOUTS
 
 PROMPT = torch.tensor([[5, 6, 7, 5, 6]])
@@ -70,24 +69,46 @@ def test_gradient_checkpointing_is_served_or_named():
     assert "call model.eval()" in refusal if refusal else text == greedy_oracle(model.eval(), PROMPT[0].tolist(), 8)
 
 
-def test_what_a_verdict_depends_on():
-    model = adapted(dropout=0.1)
-    adapter = model.model.layers[0].self_attn.q_proj
-    changes = [
-        lambda: model.train(),
-        lambda: setattr(adapter, "disabled", True),
-        lambda: adapter.up.weight.mul_(2),
-        lambda: model.load_state_dict(model.state_dict()),
-        lambda: setattr(adapter, "base", nn.Linear(adapter.base.in_features, adapter.base.out_features)),
-        lambda: setattr(adapter.dropout, "p", 0.5),
-    ]
-    seen = [fingerprint(model)]
-    with torch.no_grad():
-        for change in changes:
-            change()
-            seen.append(fingerprint(model))
-    assert len(set(seen)) == len(seen)
-    assert fingerprint(model) == seen[-1]
+def count_checks(monkeypatch):
+    """Layouts in the order in which models were checked on them."""
+    checked, check = [], selfcheck._check
+    monkeypatch.setattr(selfcheck, "_check", lambda *args: (checked.append(args[1]), check(*args)))
+    return checked
+
+
+def test_a_model_that_counts_its_calls_is_checked_once(monkeypatch):
+    model = make_model("llama", seed=2)
+    model.calls = 0
+    model.register_forward_hook(lambda module, *_: setattr(module, "calls", module.calls + 1))
+    checked = count_checks(monkeypatch)
+    for _ in range(3):
+        generate(model, "padded")
+    assert checked == ["padded"] and model.calls > 3
+    model.model.layers[0].mlp.calls = 0
+    generate(model, "padded")
+    assert checked == ["padded"] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dropout_that_is_switched_on_between_two_results_is_refused(layout):
+    model = adapted(dropout=0.3)
+    stream = EXSpec(model, NgramDrafter(), batch_size=1, layout=layout).generate(
+        [[5, 6, 7]] * 3, max_new_tokens=8, eos_token_id=[]
+    )
+    assert next(stream).token_ids == greedy_oracle(model, [5, 6, 7], 8)
+    model.train()
+    with pytest.raises(UnsupportedModelError, match=r"training mode, with dropout; call model.eval\(\)"):
+        next(stream)
+    assert list(stream) == []
+
+
+def test_dropout_that_is_switched_on_while_a_session_is_open_is_refused():
+    model = adapted(dropout=0.3)
+    with EXSpec(model, NgramDrafter()).serve(max_new_tokens=8, eos_token_id=[]) as session:
+        assert session.submit([5, 6, 7]).result(60).token_ids == greedy_oracle(model, [5, 6, 7], 8)
+        model.train()
+        with pytest.raises(UnsupportedModelError, match=r"training mode, with dropout; call model.eval\(\)"):
+            session.submit([5, 6, 7]).result(60)
 
 
 @pytest.mark.parametrize("layout", [None, *LAYOUTS])
@@ -139,7 +160,7 @@ def test_a_draft_that_is_refused_is_called_the_draft():
     model, draft = make_model("llama", seed=2), make_model("llama", seed=3)
     with torch.no_grad():
         draft.lm_head.weight[0] = float("nan")
-    with pytest.raises(UnsupportedModelError, match=r"^the draft model: .*NaN as logits"):
+    with pytest.raises(UnsupportedModelError, match=r"^the draft model: .*NaN or Inf as logits"):
         generate(model, "padded", draft)
 
 
@@ -148,15 +169,15 @@ def test_weights_that_turn_to_nan_are_named():
     generate(model)
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(UnsupportedModelError, match=r"NaN as logits: model\.layers\.1\.mlp\.down_proj\.weight holds"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"NaN or Inf as logits: model\.layers\.1\.mlp\.down_proj\.weight holds"
+    ):
         generate(model)
 
 
 def test_another_attention_implementation_is_checked_anew(monkeypatch):
     model = make_model("llama", seed=2, dtype=torch.float32)
-    checked = []
-    check = selfcheck._check
-    monkeypatch.setattr(selfcheck, "_check", lambda *args: (checked.append(args[1]), check(*args)))
+    checked = count_checks(monkeypatch)
     generate(model, "padded")
     generate(model, "padded")
     assert checked == ["padded"]

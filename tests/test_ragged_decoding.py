@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from decoding import NoisyOracleDrafter
+from observers import observe
 from tiny_models import DRAFT_NOISE, FAMILIES, left_pad, make_draft, make_model, make_prompts
 
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, compat
@@ -17,7 +18,7 @@ LENGTHS = [3, 9, 1, 14]
 def rows_through(module):
     """Rows that reach a linear layer, call by call."""
     seen = []
-    module.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:-1].numel()))
+    observe(module, lambda args, _: seen.append(args[0].shape[:-1].numel()))
     return seen
 
 
@@ -146,9 +147,7 @@ def test_a_draft_of_a_shorter_context_is_held_at_its_last_position():
     draft = make_draft(model, DRAFT_NOISE["llama"], 3)
     draft.config.max_position_embeddings = 24
     positions = []
-    draft.model.rotary_emb.register_forward_pre_hook(
-        lambda _, args, kwargs: positions.append(int(kwargs["position_ids"].max())), with_kwargs=True
-    )
+    observe(draft.model.rotary_emb, lambda _, kwargs: positions.append(int(kwargs["position_ids"].max())))
     decoder = EQSpec(model, ModelDrafter(draft), num_draft_tokens=3, layout="ragged")
     decoder.generate(torch.tensor(make_prompts([20], 1)), max_new_tokens=20, eos_token_id=[])
     assert max(positions) == 23

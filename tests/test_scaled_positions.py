@@ -45,24 +45,27 @@ def expect_greedy(model, prompts, new, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_longrope_is_served_on_either_side_of_its_switch(longrope, layout):
-    expect_greedy(longrope, make_prompts([12, 5, 9], 0), SWITCH - 12 - K, layout)
-    expect_greedy(longrope, make_prompts([40, 33, 37], 1), 12, layout)
+    expect_greedy(longrope, make_prompts([12, 5, 9], 0), SWITCH - 12 - K + 1, layout)
+    expect_greedy(longrope, make_prompts([40, SWITCH + 1, 37], 1), 12, layout)
+    expect_greedy(longrope, make_prompts([SWITCH, 9], 0), 1, layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("lengths", [[25], [12, 40], [5, SWITCH - 20 - K + 1]])
+@pytest.mark.parametrize("lengths", [[25], [SWITCH], [12, 40], [5, SWITCH - 20 - K + 2]])
 def test_longrope_is_refused_where_a_row_can_pass_its_switch(longrope, lengths, layout):
     with pytest.raises(InputError, match=r"may pass 32 tokens, where the longrope of Phi3ForCausalLM"):
         expect_greedy(longrope, make_prompts(lengths, 0), 20, layout)
 
 
 def test_a_stream_of_longrope_rows_ends_before_the_switch(longrope):
-    with pytest.warns(UserWarning, match=r"beyond 32 tokens \(longrope\), so rows of more than 27 tokens are refused"):
+    with pytest.warns(UserWarning, match=r"more than 28 tokens, which may pass 32 tokens, where the longrope"):
         decoder = EXSpec(longrope, NgramDrafter(), num_draft_tokens=K)
-    prompts = make_prompts([12, 20, 8, 40], 0)
+    prompts = make_prompts([12, 17, 16, 40], 0)
     rows = decoder.generate_all(prompts, max_new_tokens=12, eos_token_id=[])
     assert [row.error is None for row in rows] == [True, False, True, False]
-    assert "the most of 27" in rows[1].error
+    assert (
+        "outgrows the most of 28 tokens: a longer row may pass 32 tokens, where the longrope of Phi3" in rows[1].error
+    )
     for index in (0, 2):
         assert rows[index].token_ids == greedy_oracle(longrope, prompts[index], 12)
 

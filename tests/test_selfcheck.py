@@ -1,5 +1,6 @@
 """Models that would come out wrong are refused, by name or by the self-check."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -270,3 +271,81 @@ def test_a_model_whose_head_size_is_fixed_has_a_miniature():
     config = transformers.Phi3Config(**TINY | sizes, rope_parameters=rope, original_max_position_embeddings=4096)
     model = transformers.AutoModelForCausalLM.from_config(config).bfloat16().eval()
     generate(model)
+
+
+class Patchy(transformers.MistralForCausalLM):
+    """Layer 3 of 6 forgets its window."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for index, layer in enumerate(self.model.layers):
+            if index == 3:
+                layer.self_attn.config = copy.deepcopy(config)
+                layer.self_attn.config.sliding_window = None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_middle_layer_without_its_window_is_refused(dtype):
+    model = Patchy(transformers.MistralConfig(**TINY | {"num_hidden_layers": 6}, sliding_window=32)).to(dtype).eval()
+    selfcheck.self_check(model, "ragged", longest=32)
+    with pytest.raises(UnsupportedModelError, match=r"beyond sliding_window=32 failed .* of the ragged layout"):
+        selfcheck.self_check(model, "ragged", longest=33)
+
+
+class Masking(torch.nn.Module):
+    """A head that rules two tokens out."""
+
+    def __init__(self, head, lowest):
+        super().__init__()
+        self.head, self.lowest = head, lowest
+
+    def forward(self, x):
+        logits = self.head(x).clone()
+        logits[..., [3, 5]] = self.lowest
+        return logits
+
+
+@pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min, -1e4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_tokens_that_are_ruled_out_hide_no_difference_and_are_none(dtype, lowest, monkeypatch):
+    def masked():
+        model = make_model("llama", seed=1, dtype=dtype)
+        model.lm_head = Masking(model.lm_head, lowest)
+        return model
+
+    for layout in LAYOUTS:
+        generate(masked(), layout)
+    wrong_positions(monkeypatch)
+    selfcheck._sound.clear()
+    with pytest.raises(UnsupportedModelError, match="self-check of the ragged layout"):
+        generate(masked(), "ragged")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_of_zeros_is_served(layout):
+    model = make_model("llama", seed=1)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert generate(model, layout).rows[0].token_ids == [0] * 20
+
+
+def test_the_models_own_noise_widens_what_passes_within_bounds():
+    assert selfcheck._allowed(1e-3, 0) == 1e-3
+    assert selfcheck._allowed(1e-3, 3e-4) == pytest.approx(2.4e-3)
+    assert selfcheck._allowed(1e-3, 1) == pytest.approx(4e-3)
+
+
+def test_an_architecture_that_passed_is_not_checked_again_until_something_of_it_changes(monkeypatch):
+    built, build_one = [], selfcheck.build_miniature
+    monkeypatch.setattr(selfcheck, "build_miniature", lambda *args: (built.append(1), build_one(*args))[1])
+
+    def miniatures(layout="padded", longest=32, attention="sdpa", **extra):
+        built.clear()
+        model = build("Mistral", **{"sliding_window": 64} | extra)
+        model.set_attn_implementation(attention)
+        selfcheck.self_check(model, layout, longest)
+        return len(built)
+
+    assert [miniatures(), miniatures()] == [1, 0]
+    assert [miniatures(layout="ragged"), miniatures(attention="eager"), miniatures(rope_theta=5.0)] == [1, 1, 1]
+    assert [miniatures(longest=65), miniatures(longest=90), miniatures(longest=64)] == [1, 0, 0]

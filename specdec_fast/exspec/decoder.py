@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .. import compat
 from ..acceptance import Acceptance
 from ..decoder import Decoder
 from ..drafters import Drafter
@@ -80,8 +79,7 @@ class EXSpec(Decoder):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
         if self.context < super().context:
             warnings.warn(
-                f"{type(target).__name__} changes the angles of all positions beyond {compat.rope_switch(target)} "
-                f"tokens (longrope), so rows of more than {self.context} tokens are refused",
+                f"rows of more than {self.context} tokens, which may pass {self.rope_switch}, are refused",
                 stacklevel=2,
             )
         if max_length is not None and (type(max_length) is not int or not 2 <= max_length <= self.context):
@@ -106,8 +104,16 @@ class EXSpec(Decoder):
     @property
     def context(self) -> int:
         """Most tokens of a row. Of a longrope model, rows and their drafts stay before its switch."""
-        switch = compat.rope_switch(self.target)
-        return super().context if switch is None else min(super().context, switch - self.num_draft_tokens)
+        before = self.context_before_switch(self.num_draft_tokens)
+        return super().context if before is None else min(super().context, before)
+
+    def prompt_limits(self, max_new_tokens: int) -> Limits:
+        """Limits of prompts that get ``max_new_tokens`` where they do not say."""
+        bound = f"the most of {self.max_length} tokens"
+        if self.max_length == self.context:
+            before = self.context < super().context
+            bound += f": a longer row may pass {self.rope_switch}" if before else ", the target's context"
+        return Limits(self.vocab_size, self.max_length, bound, max_new_tokens)
 
     def generate(
         self,
@@ -193,7 +199,7 @@ class EXSpec(Decoder):
             )
         if not isinstance(prompts, Sequence):
             return self.max_length
-        limits, columns = Limits(self.vocab_size, self.max_length, max_new_tokens), [2]
+        limits, columns = self.prompt_limits(max_new_tokens), [2]
         for prompt in prompts:
             with suppress(InputError):
                 ids, new = parse(prompt, limits)

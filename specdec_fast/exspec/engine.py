@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -14,8 +14,10 @@ from ..errors import InputError
 from ..result import FinishReason, GenerationStats, RequestRecord, RequestResult
 from ..scheduler import Record, Request
 from ..selfcheck import self_check
-from .request import Limits, Parsed, RequestRow, parsed
+from .request import Parsed, RequestRow, parsed
 from .runner import Outcomes
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from .decoder import EXSpec
@@ -36,8 +38,9 @@ class Engine:
     """
 
     def __init__(self, decoder: EXSpec, longest: int, max_new_tokens: int, eos_token_id: int | Iterable[int] | None):
-        self.limits = Limits(decoder.vocab_size, decoder.max_length, max_new_tokens)
-        self_check(decoder.target, decoder.layout, longest)
+        self.limits = decoder.prompt_limits(max_new_tokens)
+        self._decoder, self._longest = decoder, longest
+        self.check_target()
         stop_ids = compat.eos_ids(decoder.target, eos_token_id)
         budget = decoder.budget_columns(longest)
         self.scheduler = decoder.scheduler(longest, budget)
@@ -49,6 +52,10 @@ class Engine:
     @property
     def stats(self) -> GenerationStats:
         return self.runner.rounds.stats
+
+    def check_target(self) -> None:
+        """Refuse a target that is not what it was: for after a time in which a caller could change it."""
+        self_check(self._decoder.target, self._decoder.layout, self._longest)
 
     def feed(self, prompts: Iterable[Any]) -> None:
         """Read ``prompts``, numbered from 0, as the window has room."""
@@ -156,16 +163,18 @@ class Stream(Iterator[RequestResult]):
 
     def __next__(self) -> RequestResult:
         engine = self._engine
+        if not (self._failed or engine.ended):
+            self._guarded(engine.check_target)
         while not engine.ended:
-            if self._failed or not (self._step() or engine.ended):
+            if self._failed or not (self._guarded(engine.step) or engine.ended):
                 raise StopIteration
             if self._on_round:
                 self._on_round(engine.stats)
         return engine.ended.popleft()
 
-    def _step(self) -> bool:
+    def _guarded(self, action: Callable[[], T]) -> T:
         try:
-            return self._engine.step()
+            return action()
         except BaseException:
             # as a generator, it is over after an error
             self._failed = True

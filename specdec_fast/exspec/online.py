@@ -188,6 +188,8 @@ class Session:
             self._inbox.clear()
             if not commands and not self._engine.rows:
                 return False
+        if commands:
+            self._engine.check_target()
         for command in commands:
             command()
         return True

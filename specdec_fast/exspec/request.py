@@ -24,11 +24,13 @@ class Limits:
     Attributes:
         vocab_size: token ids are below it.
         longest: most tokens of a row, prompt and new ones.
+        bound: ``longest`` in words, with its reason.
         max_new_tokens: new tokens of a prompt that does not say.
     """
 
     vocab_size: int
     longest: int
+    bound: str
     max_new_tokens: int
 
 
@@ -58,9 +60,7 @@ def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
     if type(new) is not int or new < 1:
         raise InputError(f"max_new_tokens={new!r}: need an integer of at least 1")
     if len(ids) + new > limits.longest:
-        raise InputError(
-            f"a prompt has {len(ids)} tokens; with max_new_tokens={new} it outgrows the most of {limits.longest}"
-        )
+        raise InputError(f"a prompt has {len(ids)} tokens; with max_new_tokens={new} it outgrows {limits.bound}")
     return list(ids), new
 
 
