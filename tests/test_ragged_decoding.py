@@ -132,6 +132,20 @@ def test_packed_attention_needs_a_packed_forward():
 
 
 @torch.no_grad()
+def test_a_mask_of_the_models_own_is_named():
+    model = make_model("llama", seed=2)
+    pool = RaggedPool(3, [], torch.device("cpu"))
+    follower = pool.follow(model)
+    slot = pool.lease(torch.tensor([5, 6, 7]), 20)
+    attention = model.model.layers[1].self_attn
+    attention.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"attention_mask": torch.ones(1)}), with_kwargs=True
+    )
+    with pytest.raises(RuntimeError, match="LlamaAttention makes an attention mask of its own"):
+        follower.forward([follower.missing(slot)], [1])
+
+
+@torch.no_grad()
 def test_keys_that_bypass_the_cache_are_refused(monkeypatch):
     model = make_model("llama", seed=2)
     pool = RaggedPool(3, [], torch.device("cpu"))

@@ -50,11 +50,13 @@ def attend(
         RuntimeError: outside a packed forward, where the mask of an ordinary call would be ignored.
     """
     cache = getattr(_running, "cache", None)
-    if cache is None or attention_mask is not None:
+    if cache is None:
         raise RuntimeError(
             f"attn_implementation={NAME!r} serves packed forwards over a RaggedCache only; if another thread is "
             "decoding with this model, give each a copy or use layout='padded'"
         )
+    if attention_mask is not None:
+        raise RuntimeError(f"{type(module).__name__} makes an attention mask of its own; no packed forward has one")
     if (key.shape[0], key.shape[2], query.shape[2]) != (cache.num_slots, cache.capacity, len(cache.packing)):
         raise RuntimeError(f"{type(module).__name__} attends to keys that did not come from its cache")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
