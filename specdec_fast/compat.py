@@ -57,7 +57,16 @@ def text_config(model: PreTrainedModel):
 
 def cache_argument(model: PreTrainedModel) -> str:
     """Name of the forward argument that takes the cache: ``cache`` from 5.24 on, ``past_key_values`` before."""
-    return "cache" if "cache" in _parameters(model) else "past_key_values"
+    return _cache_name(_parameters(model))
+
+
+def cache_name(function: Callable) -> str:
+    """The same of a function of transformers."""
+    return _cache_name(inspect.signature(function).parameters)
+
+
+def _cache_name(parameters: Iterable[str]) -> str:
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def _takes_logits_to_keep(model: PreTrainedModel) -> bool:

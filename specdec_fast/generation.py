@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -29,6 +28,11 @@ _OUTPUT = {
     *("renormalize_logits", "transformers_version"),
 }
 _PLAIN = _SEARCH | _LIMITS | _EXECUTION | _OUTPUT
+_NEUTRAL = {
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale"), 1),
+    **dict.fromkeys(("num_beams", "num_return_sequences"), 1),
+}
 
 
 def beyond_greedy(config: GenerationConfig) -> dict[str, Any]:
@@ -42,7 +46,8 @@ def beyond_greedy(config: GenerationConfig) -> dict[str, Any]:
     values = {
         name: getattr(config, name, None) for name in defaults if name not in harmless and not name.startswith("_")
     }
-    return {name: value for name, value in values.items() if not _is_empty(value) and value != defaults[name]}
+    kept: dict[str, tuple[Any, ...]] = {name: (defaults[name], _NEUTRAL.get(name), [], {}) for name in values}
+    return {name: value for name, value in values.items() if not _is_empty(value) and value not in kept[name]}
 
 
 def describe(settings: dict[str, Any]) -> str:
@@ -88,7 +93,7 @@ def refuse_own_inputs(model: PreTrainedModel) -> None:
 def _changed_inputs(model: PreTrainedModel) -> list[str]:
     """Inputs of a first forward that the model's own preparation adds or gives other values."""
     plain = GenerationMixin.prepare_inputs_for_generation
-    cache_name = "cache" if "cache" in inspect.signature(plain).parameters else "past_key_values"
+    cache_name = compat.cache_name(plain)
     ids = torch.tensor([[0, 1, 2]], device=model.device)
     cache = DynamicCache(config=model.config)
     given: dict[str, Any] = {

@@ -55,6 +55,15 @@ def test_a_setting_that_changes_greedy_text_is_named(name, value):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("guidance_scale", 1), ("min_new_tokens", 0), ("min_length", 0), ("suppress_tokens", []), ("num_beams", 1)],
+)
+def test_a_setting_that_changes_nothing_is_not_named(name, value, recwarn):
+    EQSpec(model_with(**{name: value}), NgramDrafter())
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
 def test_whoever_ignores_them_says_so_at_once_and_by_name(user):
     with pytest.warns(UnappliedSettingsWarning, match=r"do_sample=True.*temperature=0\.6.*repetition_penalty=1\.05"):

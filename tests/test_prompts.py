@@ -119,6 +119,8 @@ SHAREGPT = [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "answer"
             {},
         ),
         ({"messages": [USER, ANSWER]}, "answer", [USER, ANSWER], {}),
+        ({"prompt": "ask", "messages": [ANSWER, USER]}, "ask", [ANSWER, USER], {}),
+        ({"prompt": "ask", "messages": [USER, ANSWER]}, "ask", None, {"messages": [USER, ANSWER]}),
         ({"turns": ["ask", "later"], "question_id": 81}, "ask", None, {"turns": ["ask", "later"], "question_id": 81}),
         ({"prompt": "ask", "id": None, "meta": {"a": [1.5]}}, "ask", None, {"id": None, "meta": {"a": [1.5]}}),
         ({"prompt": "ask", "temperature": 0.0, "n": 1}, "ask", None, {"temperature": 0.0, "n": 1}),

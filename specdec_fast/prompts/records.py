@@ -46,7 +46,7 @@ class Prompt:
 def parse(index: int, record: Any, where: str) -> Prompt:
     """The prompt of a JSON object, which holds one of these; of several, the first counts.
 
-    - ``prompt``: a text, a chat (list of messages) or token ids
+    - ``prompt``: a text, a chat (list of messages) or token ids; the newest of ``messages`` stands for all of them
     - ``instruction`` and perhaps ``input`` (Alpaca): joined by a newline
     - ``text`` or ``question``: a text
     - ``turns``: a list of texts, of which the first is asked
@@ -106,9 +106,17 @@ def _content(record: Fields, where: str, readers: Mapping[str, Reader]) -> tuple
 
 def _prompt(fields: Fields, where: str) -> Fields:
     value = fields.pop("prompt")
+    if isinstance(value, str) and _is_newest(value, fields.get("messages")):
+        return _messages(fields, where)
     if not isinstance(value, list):
         return {"text": checked(value, f"{where}: prompt")}
     return _token_ids(value, where) if value and type(value[0]) is int else _chat(value, f"{where}: prompt", where)
+
+
+def _is_newest(text: str, messages: Any) -> bool:
+    """``messages`` are the chat that ends with ``text``, as our own output lines have it."""
+    newest = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(newest, dict) and newest.get("content") == text
 
 
 def _instruction(fields: Fields, where: str) -> Fields:
