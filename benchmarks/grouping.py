@@ -16,23 +16,16 @@ from rich.console import Console
 from rich.progress import track
 
 from specdec_fast.scheduler import Scheduler
-from specdec_fast.simulation import Trace, Workload, percentile, simulate
 
 from .grouping_report import Record, plot, show
 from .harness import write_json
+from .simulation import POLICIES, Trace, Workload, percentile, simulate
 
 # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads of 64
 BYTES_PER_COLUMN = 30 * 2 * 3 * 64 * 2
 WORKLOADS = {
     "random": Workload(prompt_lengths=(16, 256), max_new_tokens=128, mean_new_tokens=96),
     "identical": Workload(prompt_lengths=(16, 16), max_new_tokens=50, mean_new_tokens=math.inf),
-}
-POLICIES = {
-    "age": "ragged",
-    "same-end": "padded",
-    "paper": "padded",
-    "paper-kept": "padded",
-    "per-batch": "padded",
 }
 QUICK_SIZES, QUICK_WINDOWS = (2, 8, 32), (1, 4, 16)
 SIZES, WINDOWS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16)
@@ -44,14 +37,17 @@ ONLINE_SIZE, ONLINE_ROWS = 8, 1024
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation; ``window`` in batch sizes, ``slack`` of ``same-end``."""
+    """One simulation; ``window`` in batch sizes."""
 
     policy: str
     batch_size: int
     window: int
     lengths: str
     arrivals: str = "offline"
-    slack: int | None = None
+
+    @property
+    def layout(self) -> str:
+        return "ragged" if self.policy == "age" else "padded"
 
     @property
     def workload(self) -> Workload:
@@ -63,10 +59,9 @@ class Case:
         scheduler = Scheduler(
             batch_size=self.batch_size,
             window=self.window * self.batch_size,
-            layout=POLICIES[self.policy],
-            policy=self.policy,
+            layout=self.layout,
+            policy=POLICIES[self.policy],
             max_columns=workload.max_columns,
-            slack=self.slack,
         )
         # enough rows for a steady state, the same for every policy and window
         count = max(128, 32 * self.batch_size)
@@ -75,20 +70,19 @@ class Case:
         return simulate(scheduler, workload.jobs(ONLINE_ROWS // workload.turns, 0, arrival_rate), workload)
 
     def record(self, trace: Trace) -> Record:
-        counters = trace.scheduler.counters
-        rounds = {f"p{percent}_rounds": percentile(trace.rounds, percent) for percent in (50, 90, 99)}
+        rounds = {f"p{percent}_rounds": percentile(trace.rounds_of_rows, percent) for percent in (50, 90, 99)}
         times = {f"p{percent}_time": round(percentile(trace.latencies, percent), 1) for percent in (50, 90, 99)}
         return {
             "policy": self.policy,
-            "layout": POLICIES[self.policy],
+            "layout": self.layout,
             "batch_size": self.batch_size,
             "window": self.window * self.batch_size,
             "lengths": self.lengths,
             "arrivals": self.arrivals,
             "grouping_rate": round(trace.grouping_rate, 4),
-            "realigns": counters.verify_calls - counters.grouped,
-            "bytes_moved": counters.columns_moved * BYTES_PER_COLUMN,
-            "verify_calls": counters.verify_calls,
+            "realigns": trace.verify_calls - trace.grouped,
+            "bytes_moved": trace.columns_moved * BYTES_PER_COLUMN,
+            "verify_calls": trace.verify_calls,
             "mean_batch": round(trace.mean_batch, 3),
             **rounds,
             **times,
@@ -119,13 +113,12 @@ def online() -> Iterator[tuple[Case, float]]:
 
 def main(
     quick: Annotated[bool, typer.Option("--quick", help="B = 2, 8, 32 and W = B, 4B, 16B only.")] = False,
-    slack: Annotated[int | None, typer.Option(help="Widest lead over the edge of a same-end batch.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json")] = None,
     png_path: Annotated[Path | None, typer.Option("--png")] = None,
 ) -> None:
     """Simulate every scheduling policy on the same rows: no model, no GPU, the same numbers on every machine."""
-    cases = [(case, None) for case in (offline(QUICK_SIZES, QUICK_WINDOWS) if quick else offline(SIZES, WINDOWS))]
-    cases = [(replace(case, slack=slack), rate) for case, rate in [*cases, *online()]]
+    sizes, windows = (QUICK_SIZES, QUICK_WINDOWS) if quick else (SIZES, WINDOWS)
+    cases = [*((case, None) for case in offline(sizes, windows)), *online()]
     records = [case.record(case.run(rate)) for case, rate in track(cases, console=Console(stderr=True))]
     show(records)
     for path, write in ((json_path, write_json), (png_path, plot)):

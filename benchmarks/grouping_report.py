@@ -27,7 +27,6 @@ ONLINE = {"policy": "policy", "p50": "p50_time", "p90": "p90_time", "p99": "p99_
 # record field, policy to compare with
 RATIOS = [
     ("bytes_moved", "paper"),
-    ("bytes_moved", "paper-kept"),
     ("verify_calls", "per-batch"),
     ("p99_rounds", "per-batch"),
 ]
@@ -50,14 +49,14 @@ def show(records: list[Record]) -> None:
 
 
 def ratios(records: list[Record]) -> list[list[str]]:
-    """The ratios of ``age`` and ``same-end`` at windows of 4 batches; ``per-batch`` has no window."""
+    """The ratios of ``age`` at windows of 4 batches; ``per-batch`` has no window."""
     offline = [r for r in records if r["arrivals"] == "offline"]
     found = {(r["policy"], r["lengths"], r["batch_size"], r["window"]): r for r in offline}
     baselines = {("per-batch", r["lengths"], r["batch_size"]): r for r in offline if r["policy"] == "per-batch"}
     lines = []
     for (policy, *shape), record in found.items():
         lengths, batch_size, window = shape
-        if policy not in ("age", "same-end") or window != 4 * batch_size:
+        if policy != "age" or window != 4 * batch_size:
             continue
         others = [baselines.get((name, lengths, batch_size)) or found[name, *shape] for _, name in RATIOS]
         cells = [quotient(record[field], other[field]) for (field, _), other in zip(RATIOS, others, strict=True)]

@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 
 from specdec_fast import EQSpec, EXSpec, NgramDrafter
-from specdec_fast.simulation import percentile
 
 from .generate import Answers, Bench, show
 from .harness import alternate, environment, ratio, write_json
+from .simulation import percentile
 
 OPENINGS = ("", "In one sentence: ", "Explain step by step. ")
 Run = Callable[[], tuple[Answers, list[int]]]

@@ -131,9 +131,9 @@ inline void need_disjoint(std::vector<Span> spans) {
   }
 }
 
-inline void add_spans(std::vector<Span>& spans, const char* name, const Tensors& tensors, bool written = true) {
+inline void add_spans(std::vector<Span>& spans, const char* name, const Tensors& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i)
-    spans.emplace_back(Name(name, static_cast<int64_t>(i)), tensors[i], written);
+    spans.emplace_back(Name(name, static_cast<int64_t>(i)), tensors[i], true);
 }
 
 inline void check_realign(const Tensors& caches, const Tensor& start, const Tensor& num_columns, const Tensor& shift) {
@@ -145,35 +145,6 @@ inline void check_realign(const Tensors& caches, const Tensor& start, const Tens
   need_caches(caches, rows, device);
   std::vector<Span> spans{{"start", start, false}, {"num_columns", num_columns, false}, {"shift", shift, false}};
   add_spans(spans, "caches", caches);
-  need_disjoint(std::move(spans));
-}
-
-inline void check_gather_realign(const Tensors& caches, const Tensors& pools, const Tensor& row, const Tensor& source,
-                                 const Tensor& start, const Tensor& num_columns, const Tensor& shift) {
-  const Device device = row.device();
-  need("row", row, {kAnySize}, device);
-  const int64_t moves = row.size(0);
-  need("source", source, {moves}, device);
-  need("start", start, {moves}, device);
-  need("num_columns", num_columns, {moves}, device);
-  need("shift", shift, {moves}, device);
-  if (!caches.empty()) {
-    need_kv({"caches", 0}, caches[0], kAnySize, device);
-    need_caches(caches, caches[0].size(0), device);
-  }
-  if (!pools.empty() && pools.size() != caches.size())
-    refuse("pools has ", pools.size(), " entries, caches ", caches.size(), "; need one pool for each cache, or none");
-  for (size_t i = 0; i < pools.size(); ++i)
-    need({"pools", static_cast<int64_t>(i)}, pools[i],
-         {pools[0].dim() ? pools[0].size(0) : 0, caches[i].size(1), kAnySize, caches[i].size(3)}, device,
-         caches[i].scalar_type());
-  std::vector<Span> spans{{"row", row, false},
-                          {"source", source, false},
-                          {"start", start, false},
-                          {"num_columns", num_columns, false},
-                          {"shift", shift, false}};
-  add_spans(spans, "caches", caches);
-  add_spans(spans, "pools", pools, false);
   need_disjoint(std::move(spans));
 }
 

@@ -26,7 +26,6 @@ SCHEMAS = re.findall(
 # name: what needs no memory, what needs real tensors, the definition
 _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
     "realign_": (checks.realign_shapes, checks.realign_memory, reference.realign_),
-    "gather_realign_": (checks.gather_realign_shapes, checks.gather_realign_memory, reference.gather_realign_),
     "append_kv_": (checks.append_kv_shapes, checks.append_kv_memory, reference.append_kv_),
     "realign_step_": (checks.realign_step_shapes, checks.realign_step_memory, reference.realign_step_),
     "ragged_attention_": (
@@ -35,8 +34,6 @@ _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
         reference.ragged_attention_,
     ),
 }
-# on a GPU every backend runs the definition of these
-_WITHOUT_KERNEL = ("gather_realign_",)
 # the Triton kernel serves these beside the CUDA operators, too
 _WITHOUT_CUDA = ("ragged_attention_",)
 
@@ -63,46 +60,6 @@ def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift
     """
     _need_no_grad("caches", caches)
     torch.ops.specdec_fast.realign_.default(caches, start, num_columns, shift)
-
-
-def gather_realign_(
-    caches: Sequence[Tensor],
-    pools: Sequence[Tensor],
-    row: Tensor,
-    source: Tensor,
-    start: Tensor,
-    num_columns: Tensor,
-    shift: Tensor,
-) -> None:
-    """Build a padded batch from its own rows and rows of a pool: gather and shift in one.
-
-    Move m takes columns ``[start_m, start_m + num_columns_m)`` of row ``source_m`` of the caches, or of row
-    ``-1 - source_m`` of the pools, to row ``row_m`` of the caches, ``shift_m`` columns to the right. Columns that
-    nothing moves onto keep their bytes. C++ on the CPU; elsewhere the definition.
-
-    Parameters
-    ----------
-    caches
-        ``[B, H, C, D]`` each, written, strided views allowed, elements of 1, 2, 4 or 8 bytes.
-    pools
-        None, or one for each cache: ``[W, H, C', D]`` of its H, D and dtype.
-    row, source
-        ``[M]`` int64. Rows are distinct, and none is the source of another move.
-    start, num_columns, shift
-        ``[M]`` int64. Columns, before and after the move, must lie within the tensors. Checked only on the CPU, as are
-        ``row`` and ``source``.
-
-    Examples
-    --------
-    >>> cache, pool = torch.zeros(2, 1, 4, 1), torch.tensor([7.0, 8.0]).view(1, 1, 2, 1)
-    >>> cache[0, 0, 0] = 5.0
-    >>> row, source, start = torch.tensor([0, 1]), torch.tensor([0, -1]), torch.tensor([0, 0])
-    >>> gather_realign_([cache], [pool], row, source, start, torch.tensor([1, 2]), torch.tensor([3, 2]))
-    >>> cache[:, 0, :, 0].tolist()
-    [[5.0, 0.0, 0.0, 5.0], [0.0, 0.0, 7.0, 8.0]]
-    """
-    _need_no_grad("caches", caches)
-    torch.ops.specdec_fast.gather_realign_.default(caches, pools, row, source, start, num_columns, shift)
 
 
 def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
@@ -299,7 +256,7 @@ def _checked(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
 def _triton(name: str) -> Callable[..., None]:
     """The Triton kernel where it can run, else the definition; found at the first call, to keep importing cheap."""
     definition = _OPERATORS[name][2]
-    if name in _WITHOUT_KERNEL or not next(b.available for b in backends.available() if b.name == "triton"):
+    if not next(b.available for b in backends.available() if b.name == "triton"):
         return definition
     module = "ragged_attention" if name == "ragged_attention_" else "realign"
     return getattr(importlib.import_module(f"specdec_fast.kernels.{module}"), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -193,17 +192,6 @@ class PaddedBatch(Batch):
         self.bytes_moved += columns * sum(cache.bytes_per_column for cache in self._caches)
 
 
-class PaddedRows(Protocol):
-    """Rows that a :class:`PaddedModel` runs over; :class:`PaddedBatch` explains the members."""
-
-    @property
-    def first_column(self) -> int: ...
-
-    def mask(self, kind: MaskKind, first: int, count: int) -> Tensor: ...
-
-    def position_ids(self, first: int, count: int, max_position: int) -> Tensor: ...
-
-
 class PaddedModel:
     """A causal LM that runs over padded rows.
 
@@ -224,7 +212,7 @@ class PaddedModel:
     def last_id(self) -> int:
         return compat.text_config(self.model).vocab_size - 1
 
-    def forward(self, batch: PaddedRows, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
+    def forward(self, batch: PaddedBatch, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
         """Run columns ``[first, first + Q)`` and write their KV.
 
         Args:
@@ -247,9 +235,9 @@ class PaddedModel:
 class PaddedFollower(Follower):
     """A model whose cache is realigned with the rows of a :class:`PaddedBatch`."""
 
-    def __init__(self, batch: PaddedBatch, runner: PaddedModel):
-        self.batch, self.runner = batch, runner
-        self.cache = batch.attach(runner)
+    def __init__(self, batch: PaddedBatch, model: PaddedModel):
+        self.batch, self.model = batch, model
+        self.cache = batch.attach(model)
         # trailing columns whose KV may be missing; before the first forward, all of them
         self.pending: int | None = None
 
@@ -257,7 +245,7 @@ class PaddedFollower(Follower):
         first = self._first_pending
         self.pending = 1
         ids = torch.cat([self.batch.tokens[: len(self.batch), first : self.batch.end], draft_ids], 1)
-        return self.runner.forward(self.batch, self.cache, first, ids, keep=draft_ids.shape[1] + 1)
+        return self.model.forward(self.batch, self.cache, first, ids, keep=draft_ids.shape[1] + 1)
 
     def draft(self, limits: list[int], choose: Callable[[Tensor], Tensor]) -> Tensor:
         batch, num_drafts = self.batch, max(limits)
@@ -267,10 +255,10 @@ class PaddedFollower(Follower):
             return batch.tokens.new_zeros(len(batch), 0)
         first = self._first_pending
         # an id beyond this model's vocabulary can only be a target's that no tokenizer emits
-        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self.runner.last_id)
+        ids = batch.tokens[: len(batch), first : batch.end].clamp(max=self.model.last_id)
         drafts = []
         for step in range(num_drafts):
-            ids = choose(self.runner.forward(batch, self.cache, first, ids, keep=1)[:, -1])[:, None]
+            ids = choose(self.model.forward(batch, self.cache, first, ids, keep=1)[:, -1])[:, None]
             drafts.append(ids)
             first = batch.end + step
         # a fully accepted block leaves the last draft without KV, so the next round feeds two tokens

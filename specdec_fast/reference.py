@@ -134,45 +134,6 @@ def realign_(tensors: Sequence[Tensor], start: Tensor, num_columns: Tensor, shif
         x.copy_(x[row, head, source[:, None]])
 
 
-def gather_realign_(
-    caches: Sequence[Tensor],
-    pools: Sequence[Tensor],
-    row: Tensor,
-    source: Tensor,
-    start: Tensor,
-    num_columns: Tensor,
-    shift: Tensor,
-) -> None:
-    """Bring columns of other rows, or of rows of a pool, to rows of the caches, shifted; in place where they are equal.
-
-    Columns that nothing moves onto keep their bytes.
-
-    Args:
-        caches: ``[B, H, C, D]`` each, written.
-        pools: none, or as many: ``[W, H, C', D]``, of the H, D and dtype of their cache.
-        row: ``[M]`` int64, where each move goes; distinct, and read by no other move.
-        source: ``[M]`` int64, where it comes from: a row of the caches, or ``-1 - w`` for row w of the pools.
-        start, num_columns, shift: ``[M]`` int64, as for :func:`realign_`.
-    """
-    for i, x in enumerate(caches):
-        column = torch.arange(x.shape[2], device=x.device)
-        wanted = column - shift[:, None]
-        moved = (wanted >= start[:, None]) & (wanted < (start + num_columns)[:, None])
-        # [M, H, C, D]
-        new = _gather(x, source, wanted)
-        if pools:
-            is_pooled = (source < 0)[:, None, None, None]
-            new = torch.where(is_pooled, _gather(pools[i], -1 - source, wanted), new)
-        x[row] = torch.where(moved[:, None, :, None], new, x[row])
-
-
-def _gather(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Columns ``column`` ``[M, C]`` of rows ``row`` ``[M]``; what lies outside of ``x`` is arbitrary."""
-    head = torch.arange(x.shape[1], device=x.device)[:, None]
-    row, column = row.clamp(0, x.shape[0] - 1), column.clamp(0, x.shape[2] - 1)
-    return x[row[:, None, None], head, column[:, None]]
-
-
 def append_kv_(k_pool: Tensor, v_pool: Tensor, k: Tensor, v: Tensor, row_of: Tensor, position_of: Tensor) -> None:
     """Write the KV of N packed tokens to their rows and positions of the pools.
 

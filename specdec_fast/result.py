@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import torch
 
+from .scheduler import Record
+
 FinishReason = Literal["eos", "length", "cancelled", "error"]
 STAGES = ("draft", "verify", "accept", "commit")
 _LONGEST = 60
@@ -56,30 +58,18 @@ class RowResult(_Brief):
 
 
 @dataclass(repr=False)
-class RequestRecord(_Brief):
+class RequestRecord(_Brief, Record):
     """The way of a request through EXSPEC, in rounds of its scheduler and seconds of its run; ``None`` where it did not
     get that far.
 
     Attributes:
-        queued, started, first_token, ended: rounds in which it was read or submitted, its prompt began, it gained its
-            first token, and it ended.
-        queued_at, started_at, first_token_at, ended_at: the same in seconds.
-        rounds: rounds it took part in, those of its prompt included.
-        longest_wait: most rounds in a row that it sat out after it had started.
-        realigns: times its KV was moved.
+        queued_at, started_at, first_token_at, ended_at: the rounds of the same names in seconds.
     """
 
-    queued: int | None = None
-    started: int | None = None
-    first_token: int | None = None
-    ended: int | None = None
     queued_at: float = 0.0
     started_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
-    rounds: int = 0
-    longest_wait: int = 0
-    realigns: int = 0
 
 
 @dataclass(repr=False)

@@ -27,7 +27,6 @@ from specdec_fast.audit.oracle import OracleRow
 from specdec_fast.cli import app, main
 from specdec_fast.cli.display import print_check
 from specdec_fast.journal import Journal
-from specdec_fast.scheduler import POLICIES
 
 ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 24
@@ -335,7 +334,6 @@ def test_ctrl_c_before_the_first_row_promises_nothing(command, monkeypatch, caps
         ({"--draft": "self:0-99999999999"}, "neither an index nor a range"),
         ({"--window": "8"}, "--window needs --method exspec"),
         ({"--method": "exspec", "--window": "2"}, "window=2: need an integer of at least 4"),
-        ({"--method": "exspec", "--policy": "magic"}, "policy='magic': layout ragged supports age"),
         ({"--method": "autoregressive", "--layout": "ragged"}, "--layout needs --method eqspec or exspec"),
         ({"--prompts": "/no/such/file.txt"}, "cannot read prompts"),
         ({"--output": "/no/such/folder/out.jsonl"}, "there is no folder"),
@@ -500,10 +498,8 @@ def test_every_command_knows_h_and_the_program_its_version(capsys):
     assert capsys.readouterr().out == f"specdec-fast {__version__}\n"
 
 
-def test_help_names_policies_and_candidates():
+def test_help_names_candidates():
     helps = {name: {p.name: p.help for p in command.params} for name, command in get_command(app).commands.items()}
-    for names in POLICIES.values():
-        assert all(name in helps["generate"]["policy"] for name in names)
     named = re.search(r"\((.*)\)", helps["audit"]["candidate"]).group(1).replace("faults: ", "")
     assert set(re.split("[,;] ", named)) == set(NAMES)
 

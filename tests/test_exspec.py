@@ -13,18 +13,15 @@ from observers import observe
 from test_planted_bugs import PLANTS
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
-from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, lanes, ops
+from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, gathered
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.errors import InputError
-from specdec_fast.exspec import ragged
+from specdec_fast.exspec import executor
 from specdec_fast.layouts import LAYOUTS
 from specdec_fast.ragged import RaggedPool
 from specdec_fast.rounds import Rounds
-from specdec_fast.scheduler import POLICIES
 
 NEW_TOKENS = 24
-CHOICES = [(layout, policy) for layout, policies in POLICIES.items() for policy in policies]
-SOME_CHOICES = [("ragged", "age"), ("padded", "same-end"), ("padded", "paper")]
 LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12, 5, 1, 6, 40, 8]
 
 
@@ -100,40 +97,26 @@ def test_equals_greedy_at_batch_one(family, kind, accepted_by_round):
     assert sum(len(set(row.token_ids)) for row in rows) / len(rows) > 8
 
 
-@pytest.mark.parametrize(
-    ("family", "policy"),
-    [*itertools.product(FAMILIES, ["same-end", "paper"]), ("llama", "paper-kept"), ("llama", "per-batch")],
-)
-def test_padded_policies_equal_greedy_at_batch_one(family, policy, accepted_by_round):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_equal_greedy_at_batch_one(family, accepted_by_round):
     model = model_of(family)
     prompts = mixed_prompts(1)
-    shapes = [(4, 8, 5, None), (3, 12, 4, 0), (5, 5, 4, 4)] if policy == "same-end" else [(3, 7, 5, None)]
-    for batch_size, window, k, slack in shapes:
+    for batch_size, window, k in [(4, 8, 5), (3, 7, 5), (5, 5, 4)]:
         decoder = EXSpec(
-            model,
-            drafter_of(model),
-            batch_size=batch_size,
-            window=window,
-            num_draft_tokens=k,
-            layout="padded",
-            policy=policy,
-            slack=slack,
+            model, drafter_of(model), batch_size=batch_size, window=window, num_draft_tokens=k, layout="padded"
         )
         stream = decoder.generate(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
         rows = sorted(stream, key=lambda row: row.index)
         assert not wrong_rows(model, prompts, rows)
         assert len({row.record.started for row in rows}) > 2
-        runner, counters = stream._engine.runner, stream._engine.scheduler.counters
-        column = sum(model.cache.bytes_per_column for model in runner.lanes.models)
-        assert stream.stats.bytes_moved == counters.columns_moved * column > 0
-        assert not runner.rows and not any(model.filled for model in runner.lanes.models)
+        assert stream.stats.bytes_moved > 0 and not stream._engine.executor.slots
     assert sum(len(set(accepted)) > 1 for accepted in accepted_by_round) > 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "policy"), CHOICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_greedy_for_every_window(family, layout, policy):
+def test_equals_greedy_for_every_window(family, layout):
     for seed, batch_size, times in itertools.product(range(3), (1, 2, 3, 5, 8), (1, 2, 4)):
         model, prompts = make_model(family, seed), mixed_prompts(seed)
         decoder = EXSpec(
@@ -143,23 +126,19 @@ def test_equals_greedy_for_every_window(family, layout, policy):
             window=times * batch_size,
             prefill_tokens=16,
             layout=layout,
-            policy=policy,
         )
         rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
         assert not wrong_rows(model, prompts, rows)
 
 
-@pytest.mark.parametrize(
-    ("family", "layout", "policy"),
-    [*((family, "ragged", "age") for family in FAMILIES), *(("llama", *choice) for choice in CHOICES[1:])],
-)
-def test_early_ends_let_others_in(family, layout, policy):
+@pytest.mark.parametrize(("family", "layout"), [*((family, "ragged") for family in FAMILIES), ("llama", "padded")])
+def test_early_ends_let_others_in(family, layout):
     model = make_model(family, seed=4)
     prompts = make_prompts(LENGTHS, 4)
     texts = [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in prompts]
     eos = Counter(token for text in texts for token in set(text[2:])).most_common(1)[0][0]
     drafter = NoisyOracleDrafter(model, prompts, NEW_TOKENS, seed=0, wrong=0.2)
-    decoder = EXSpec(model, drafter, batch_size=3, layout=layout, policy=policy)
+    decoder = EXSpec(model, drafter, batch_size=3, layout=layout)
     rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=eos)
     assert not wrong_rows(model, prompts, rows, eos)
     for row in rows:
@@ -200,8 +179,8 @@ def test_planted_bug_is_seen(plant, monkeypatch):
 
 def chunks_out_of_place(monkeypatch):
     """A piece of a prompt starts one token late."""
-    segment = ragged.Segment
-    monkeypatch.setattr(ragged, "Segment", lambda slot, start, size: segment(slot, start + 1, max(1, size - 1)))
+    segment = executor.Segment
+    monkeypatch.setattr(executor, "Segment", lambda slot, start, size: segment(slot, start + 1, max(1, size - 1)))
 
 
 def slots_not_followed(monkeypatch):
@@ -220,48 +199,44 @@ def chunks_see_the_future(monkeypatch):
     plant_in_attention(monkeypatch, lambda segments: [s._replace(start=s.start + (s.size > 6)) for s in segments])
 
 
-def shifted_too_far(monkeypatch):
-    """KV from another row or from the pool lands one column too far."""
-    gather = ops.gather_realign_
+def gathered_a_column_off(monkeypatch):
+    """Rows shorter than the longest land one column too far."""
+    past = gathered.GatheredLayer._past
 
-    def skewed(caches, pools, row, source, start, num_columns, shift):
-        gather(caches, pools, row, source, start, num_columns, shift + (row != source).long())
+    def skewed(self, pool):
+        out, width = past(self, pool), self.get_seq_length()
+        for b, s in enumerate(self.cache.segments):
+            if s.start < width:
+                out[b] = out[b].roll(1, 1)
+        return out
 
-    monkeypatch.setattr(ops, "gather_realign_", skewed)
-
-
-def pool_misses_drafts(monkeypatch):
-    """Only the first new token of a round reaches the pool."""
-    mirror = lanes.LaneFollower._mirror
-    monkeypatch.setattr(
-        lanes.LaneFollower,
-        "_mirror",
-        lambda self, first, filled: mirror(self, first, [min(n, end) for n, end in zip(filled, self.batch.ends)]),
-    )
+    monkeypatch.setattr(gathered.GatheredLayer, "_past", skewed)
 
 
-def leads_ignored(monkeypatch):
-    """The logits of a row that leads are taken from where they would be without a lead."""
-    ahead = lanes.Lanes.ahead
-
-    def unled(self, count):
-        columns = ahead(self, count)
-        is_verdict = count == 5 and len(self) > 1
-        return columns - self.end[:, None] + self.end.min() if is_verdict else columns
-
-    monkeypatch.setattr(lanes.Lanes, "ahead", unled)
+def padding_is_seen(monkeypatch):
+    """Columns that no row has written are attended to."""
+    mask = gathered._mask
+    monkeypatch.setattr(gathered, "_mask", lambda keys, *rest: mask(keys.clamp(min=0), *rest))
 
 
-LANE_BUGS = [("paper", None), ("same-end", None)] + [
-    *(("paper", shifted_too_far), ("paper", pool_misses_drafts), ("same-end", leads_ignored))
-]
+def text_for_positions(monkeypatch):
+    """Position IDs count the padding in."""
+    forward = gathered.compat.call
+
+    def skewed(model, traits, cache, ids, positions, masks, keep):
+        first = positions[:, -1:] - positions.shape[1] + 1
+        return forward(model, traits, cache, ids, (positions - first.clamp(min=0) % 3), masks, keep)
+
+    monkeypatch.setattr(gathered.compat, "call", skewed)
 
 
-@pytest.mark.parametrize(("policy", "plant"), LANE_BUGS)
-def test_bug_in_lanes_is_seen(policy, plant, monkeypatch):
+@pytest.mark.parametrize("plant", [None, gathered_a_column_off, padding_is_seen, text_for_positions])
+def test_bug_in_gathered_batches_is_seen(plant, monkeypatch):
+    monkeypatch.setattr("specdec_fast.exspec.engine.self_check", lambda *_: None)
+    monkeypatch.setattr("specdec_fast.drafters.model.self_check", lambda *_: None)
     model = model_of("llama")
     prompts = mixed_prompts(1)
-    decoder = EXSpec(model, drafter_of(model), batch_size=3, num_draft_tokens=4, layout="padded", policy=policy)
+    decoder = EXSpec(model, drafter_of(model), batch_size=3, num_draft_tokens=4, layout="padded")
     if plant:
         plant(monkeypatch)
     assert goes_wrong(decoder, prompts) == bool(plant)
@@ -282,15 +257,16 @@ def budget_for(columns):
     return 2 * 3 * 2 * 2 * 16 * 8 * columns
 
 
-def test_memory_keeps_the_budget_and_comes_back():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_keeps_the_budget_and_comes_back(layout):
     model = model_of("llama")
     prompts = make_prompts([5] * 20, 1)
     prompts[2] = {"input_ids": prompts[2], "max_new_tokens": 400}
-    decoder = EXSpec(model, NgramDrafter(), batch_size=4, kv_budget_bytes=budget_for(500) // 2)
+    decoder = EXSpec(model, NgramDrafter(), batch_size=4, layout=layout, kv_budget_bytes=budget_for(500) // 2)
     stream = decoder.generate(prompts, max_new_tokens=10, eos_token_id=[])
     widths, held, alone = [], [], []
     stream._on_round = lambda _: (
-        widths.append(stream._engine.runner.pool.capacity),
+        widths.append(stream._engine.executor.pool.capacity),
         held.append(stream.kv_bytes),
         alone.append(len(stream._engine.scheduler.active)),
     )
@@ -302,26 +278,7 @@ def test_memory_keeps_the_budget_and_comes_back():
     assert max(held) <= budget_for(500) // 2
     assert max(widths) > 400 and widths[-1] < 200
     assert 1 in alone[3:-3] and max(alone) > 3
-    assert not stream._engine.rows and not stream._engine.runner.slots
-
-
-@pytest.mark.parametrize("policy", ["same-end", "paper"])
-def test_lanes_and_pool_keep_the_budget(policy):
-    model = model_of("llama")
-    prompts = make_prompts([5] * 9, 1)
-    row = 2 * 15 + 6 + (15 if policy == "paper" else 0)
-    options = {"batch_size": 4, "layout": "padded", "policy": policy}
-    for rows in (1, 3):
-        stream = EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(rows * row + 5), **options).generate(
-            prompts, max_new_tokens=10, eos_token_id=[]
-        )
-        assert all(r.token_ids == greedy_oracle(model, prompts[r.index], 10) for r in stream)
-        assert stream._engine.scheduler.limits.batch_size == rows
-        assert stream.kv_bytes == budget_for(rows * row)
-    with pytest.raises(InputError, match="one row of max_columns=15 takes"):
-        EXSpec(model, drafter_of(model), kv_budget_bytes=budget_for(row - 1), **options).generate(
-            prompts, max_new_tokens=10
-        )
+    assert not stream._engine.rows and not stream._engine.executor.slots
 
 
 def test_a_budget_without_room_for_a_row_refuses_that_row():
@@ -348,12 +305,12 @@ BAD_PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
-def test_a_prompt_that_cannot_be_decoded_ends_alone(layout, policy):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_prompt_that_cannot_be_decoded_ends_alone(layout):
     model = model_of("llama")
     good = make_prompts([5] * len(BAD_PROMPTS), 1)
     prompts = [prompt for pair in zip(good, (bad for bad, _ in BAD_PROMPTS), strict=True) for prompt in pair]
-    decoder = EXSpec(model, NgramDrafter(), batch_size=3, layout=layout, policy=policy)
+    decoder = EXSpec(model, NgramDrafter(), batch_size=3, layout=layout)
     rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
     assert [row.index for row in rows] == list(range(len(prompts)))
     assert [row.token_ids for row in rows[::2]] == [greedy_oracle(model, prompt, NEW_TOKENS) for prompt in good]
@@ -387,14 +344,14 @@ class FailingDrafter(Drafter, DraftRun):
         self.run.forget(row)
 
 
-@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("kind", "how"), [("model", "raise"), ("ngram", "too many")])
-def test_a_draft_that_fails_ends_its_row_only(kind, how, layout, policy):
+def test_a_draft_that_fails_ends_its_row_only(kind, how, layout):
     model = model_of("llama")
     prompts = make_prompts(LENGTHS, 1)
     bad = {1, 5, 6}
     drafter = FailingDrafter(drafter_of(model, kind), bad, how)
-    decoder = EXSpec(model, drafter, batch_size=4, layout=layout, policy=policy)
+    decoder = EXSpec(model, drafter, batch_size=4, layout=layout)
     rows = decoder.generate_all(prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[])
     for row, prompt in zip(rows, prompts, strict=True):
         want = greedy_oracle(model, prompt, NEW_TOKENS)
@@ -412,11 +369,11 @@ def test_when_every_draft_fails_the_run_still_ends():
     assert [row.finish_reason for row in rows] == ["error"] * 9
 
 
-@pytest.mark.parametrize(("layout", "policy"), SOME_CHOICES)
-def test_cancelled_rows_end_and_others_go_on(layout, policy):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cancelled_rows_end_and_others_go_on(layout):
     model = model_of("llama")
     prompts = make_prompts(LENGTHS, 1)
-    stream = EXSpec(model, drafter_of(model), batch_size=3, window=6, layout=layout, policy=policy).generate(
+    stream = EXSpec(model, drafter_of(model), batch_size=3, window=6, layout=layout).generate(
         prompts, max_new_tokens=NEW_TOKENS, eos_token_id=[]
     )
     rows = [next(stream)]
@@ -462,7 +419,6 @@ def test_records_and_counters_add_up():
         assert 0 <= record.queued <= record.started <= record.first_token <= record.ended
         assert 0 <= record.queued_at <= record.started_at <= record.first_token_at <= record.ended_at <= stats.seconds
         assert row.rounds < record.rounds <= record.ended - record.started + 1
-        assert record.realigns == 0
     long_prompt = next(row for row in rows if row.index == 12)
     assert long_prompt.record.rounds - long_prompt.rounds >= 3, "40 tokens at 16 a round are 3 pieces"
 
@@ -474,7 +430,6 @@ def test_records_and_counters_add_up():
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 4, "window": 3}, "window=3"),
         ({"layout": "square"}, "layout='square'"),
-        ({"policy": "paper"}, "policy='paper'"),
         ({"max_wait_rounds": 0}, "max_wait_rounds=0"),
         ({"max_length": 1}, "max_length=1"),
         ({"max_length": 513}, "max_length=513"),
@@ -519,8 +474,8 @@ def test_memory_stays_flat(count):
     assert resident_bytes() - resident < 8 << 20
     assert len(gc.get_objects()) - objects < 500
     engine = stream._engine
-    pool = engine.runner.pool
-    assert not engine.rows and not engine.runner.slots and not engine.runner.rounds.drafting.index_of
+    pool = engine.executor.pool
+    assert not engine.rows and not engine.executor.slots and not engine.executor.rounds.drafting.index_of
     assert sorted(pool._free) == list(range(pool.num_slots)) and pool.lengths == [0] * pool.num_slots
 
 

@@ -41,18 +41,6 @@ def realign_arguments() -> dict:
     }
 
 
-def gather_arguments() -> dict:
-    return {
-        "caches": [kv(), kv(columns=COLUMNS + 1)],
-        "pools": [kv(rows=2, columns=7), kv(rows=2, columns=8)],
-        "row": ints(0, 2),
-        "source": ints(0, -2),
-        "start": ints(2, 0),
-        "num_columns": ints(4, 7),
-        "shift": ints(-2, 5),
-    }
-
-
 def append_arguments() -> dict:
     pools = {"k_pool": kv(), "v_pool": kv()}
     new = {name: torch.ones(1, HEADS, 2, DIM) for name in ("k", "v")}
@@ -94,7 +82,6 @@ def step_arguments() -> dict:
 
 ARGUMENTS = {
     "realign_": realign_arguments,
-    "gather_realign_": gather_arguments,
     "append_kv_": append_arguments,
     "realign_step_": step_arguments,
     "ragged_attention_": attention_arguments,
@@ -169,47 +156,6 @@ REALIGN = CACHES | {
     ),
 }
 # of caches of another dim, the pools are refused first
-GATHER = {name: case for name, case in CACHES.items() if name != "shared lanes"} | {
-    "row dtype": (change("row", ints(0, 2).int()), r"row is .*[iI]nt.*; need "),
-    "source size": (change("source", ints(0)), r"source is .*\[1\].*; need .*\[2\]"),
-    "start rank": (change("start", torch.zeros(2, 1, dtype=torch.int64)), r"start is .*\[2, 1\].*; need .*\[2\]"),
-    "num_columns size": (change("num_columns", ints(1)), r"num_columns is .*\[1\].*; need .*\[2\]"),
-    "shift dtype": (change("shift", torch.zeros(2)), r"shift is .*[fF]loat.*; need .*\[2\]"),
-    "one pool": (lambda a: a["pools"].pop(), r"pools has 1 entries, caches 2; need one pool for each cache, or none"),
-    "pool heads": (
-        lambda a: a["pools"].__setitem__(1, torch.zeros(2, HEADS + 1, 8, DIM)),
-        r"pools\[1\] is .*\[2, 3, 8, 4\].*; need .*\[2, 2, .*, 4\]",
-    ),
-    "pool dtype": (
-        lambda a: a["pools"].__setitem__(0, kv(rows=2, columns=7).double()),
-        r"pools\[0\] is .*(Double|float64).*; need .*(Float|float32)",
-    ),
-    "pool rows": (
-        lambda a: a["pools"].__setitem__(1, kv(columns=8)),
-        r"pools\[1\] is .*\[3, 2, 8, 4\].*; need .*\[2, ",
-    ),
-    "row beyond": (change("row", ints(0, 3)), r"row\[1\] is 3; need 0\.\.2"),
-    "row < 0": (change("row", ints(-1, 2)), r"row\[0\] is -1; need 0\.\.2"),
-    "source beyond": (change("source", ints(0, 3)), r"source\[1\] is 3; need -2\.\.2"),
-    "source beyond the pool": (change("source", ints(0, -3)), r"source\[1\] is -3; need -2\.\.2"),
-    "no pools": (change("pools", []), r"source\[1\] is -2; need 0\.\.2"),
-    "row twice": (change("row", ints(2, 2)), r"row\[0\] is 2, as is another; need distinct"),
-    "row of another": (change("source", ints(2, -1)), r"row\[1\] is 2, the source of another move"),
-    "columns beyond": (change("num_columns", ints(11, 0)), r"move 0 takes 11 columns from 2 on; its source has 12"),
-    "columns beyond the pool": (
-        change("num_columns", ints(1, 8)),
-        r"move 1 takes 8 columns from 0 on; its source has 7",
-    ),
-    "columns < 0": (change("num_columns", ints(-1, 0)), r"move 0 takes -1 columns from 2 on"),
-    "start < 0": (change("start", ints(-1, 0)), r"move 0 takes 4 columns from -1 on"),
-    "shift left": (change("shift", ints(-3, 0)), r"shift\[0\] is -3; it moves columns 2\.\.5 into 12"),
-    "shift right": (change("shift", ints(0, 6)), r"shift\[1\] is 6; it moves columns 0\.\.6 into 12"),
-    "huge shift": (change("shift", ints(0, 2**63 - 1)), r"shift\[1\] is 9223372036854775807; "),
-    "pool is a cache": (
-        lambda a: a.update(pools=[x[:2] for x in a["caches"]]),
-        r"(pools|caches)\[\d\] and (pools|caches)\[\d\] share memory",
-    ),
-}
 APPEND = {
     "pool rank": (change("k_pool", torch.zeros(3, 4)), r"k_pool is .*\[3, 4\].*; need "),
     "pool rows": (change("v_pool", kv(rows=ROWS + 1)), r"v_pool has 4 rows, k_pool 3; need equal"),
@@ -304,7 +250,6 @@ MISUSE = [
     pytest.param(name, spoil, message, id=f"{name} {what}")
     for name, cases in (
         ("realign_", REALIGN),
-        ("gather_realign_", GATHER),
         ("append_kv_", APPEND),
         ("realign_step_", STEP),
         ("ragged_attention_", ATTENTION),

@@ -11,8 +11,6 @@ from test_ops_parity import (
     cache_shapes,
     draw_moves,
     examples,
-    gather_arguments,
-    gather_cases,
     make_caches,
     realign_cases,
     step_arguments,
@@ -38,21 +36,6 @@ def test_realign(case):
     for cache in make_caches(expected, rows, columns, caches):
         for row, (start, count, shift) in enumerate(zip(*(x.tolist() for x in moves), strict=True)):
             move(cache, row, start, count, shift)
-    assert_same_bytes(actual, expected)
-
-
-@examples(150)
-@given(gather_cases())
-def test_gather_realign(case):
-    actual, expected = Arena(), Arena()
-    reference.gather_realign_(*gather_arguments(actual, case))
-    caches, pools, *moves = gather_arguments(expected, case)
-    for i, cache in enumerate(caches):
-        old = cache.clone()
-        for row, source, start, count, shift in zip(*(x.tolist() for x in moves), strict=True):
-            held = old[source] if source >= 0 else pools[i][-1 - source]
-            for column in range(start, start + count):
-                cache[row, :, column + shift] = held[:, column]
     assert_same_bytes(actual, expected)
 
 

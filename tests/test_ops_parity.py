@@ -17,7 +17,7 @@ DTYPES = (torch.int8, torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.
 MASK_DTYPES = (torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HEAD_DIMS = (1, 3, 16, 64, 67, 80, 96, 128, 192, 256)
 # 2,000 cases in the normal run, ten times that under `slow`
-CASES = {"realign_": 900, "gather_realign_": 300, "realign_step_": 600, "append_kv_": 200}
+CASES = {"realign_": 900, "realign_step_": 600, "append_kv_": 200}
 BYTES = 1 << 18
 
 
@@ -89,46 +89,6 @@ def check_realign(case) -> None:
     actual, expected = Arena(), Arena()
     ops.realign_(make_caches(actual, rows, columns, caches), *moves)
     reference.realign_(make_caches(expected, rows, columns, caches), *moves)
-    assert_same_bytes(actual, expected)
-
-
-@st.composite
-def gather_cases(draw):
-    pool = (draw(st.integers(0, 9)), draw(st.integers(1, 60)), draw(st.sampled_from(LAYOUTS)))
-    kind = draw(st.sampled_from(["any", "short", "left", "right", "still"]))
-    return draw(cache_shapes()), pool, kind, draw(st.integers(0, 2**32))
-
-
-def gather_arguments(arena: Arena, case) -> list:
-    """Moves into some of the rows: of their own columns, of rows that stay, and of the pool."""
-    (rows, columns, caches), (pooled, pool_columns, layout), kind, seed = case
-    rng = np.random.default_rng(seed)
-    made = make_caches(arena, rows, columns, caches)
-    pools = [arena.caches(layout, pooled, x.shape[1], pool_columns, x.shape[3], x.dtype)[0] for x in made if pooled]
-    moved, still = np.split(rng.permutation(rows), [int(rng.integers(0, rows + 1))])
-    source = moved.copy()
-    for m in range(len(moved)):
-        choice = rng.integers(0, 3)
-        if choice == 1 and len(still):
-            source[m] = rng.choice(still)
-        elif choice == 2 and pools:
-            source[m] = -1 - rng.integers(0, pooled)
-    room = np.where(source < 0, pool_columns, columns)
-    start = rng.integers(0, room + 1)
-    count = rng.integers(0, np.minimum(room - start, columns) + 1)
-    shift = rng.integers(-start, columns - start - count + 1)
-    if kind != "any":
-        bounds = (-start, columns - start - count)
-        shift = {"short": shift.clip(-4, 4).clip(*bounds), "left": bounds[0], "right": bounds[1]}.get(kind, shift)
-    if kind == "still":
-        shift[source == moved] = 0
-    return [made, pools, *(torch.from_numpy(x) for x in (moved, source, start, count, shift))]
-
-
-def check_gather(case) -> None:
-    actual, expected = Arena(), Arena()
-    ops.gather_realign_(*gather_arguments(actual, case))
-    reference.gather_realign_(*gather_arguments(expected, case))
     assert_same_bytes(actual, expected)
 
 
@@ -237,7 +197,6 @@ def check_step(case) -> None:
 
 CHECKS = {
     "realign_": (realign_cases(), check_realign),
-    "gather_realign_": (gather_cases(), check_gather),
     "realign_step_": (step_cases(), check_step),
     "append_kv_": (append_cases(), check_append),
 }

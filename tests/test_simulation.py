@@ -1,6 +1,5 @@
 """The simulation's counts, and its findings about the policies."""
 
-import itertools
 import json
 import math
 import random
@@ -12,8 +11,8 @@ from typer.testing import CliRunner
 
 from benchmarks import grouping, grouping_report
 from benchmarks.grouping import Case
-from specdec_fast.scheduler import Outcome, Request, Scheduler
-from specdec_fast.simulation import CostModel, Job, Workload, percentile, simulate
+from benchmarks.simulation import POLICIES, CostModel, Job, Workload, percentile, simulate
+from specdec_fast.scheduler import Scheduler
 
 FIELDS = (
     "policy layout batch_size window lengths grouping_rate realigns bytes_moved verify_calls mean_batch p50_rounds "
@@ -38,20 +37,17 @@ def measured():
 def test_the_same_rows_whatever_the_policy():
     workload = Workload(max_new_tokens=40)
     traces = []
-    for layout, policy in (("ragged", "age"), ("padded", "same-end"), ("padded", "paper"), ("padded", "per-batch")):
-        scheduler = Scheduler(
-            batch_size=4, layout=layout, policy=policy, max_columns=workload.max_columns, prefill_tokens=1000
-        )
+    for policy in POLICIES.values():
+        scheduler = Scheduler(batch_size=4, policy=policy, max_columns=workload.max_columns, prefill_tokens=1000)
         traces.append(simulate(scheduler, workload.jobs(60), workload))
     jobs = list(workload.jobs(60))
     for trace in traces:
-        assert sorted(record.id for record in trace.records) == list(range(60))
+        assert len(trace.records) == 60
         assert trace.tokens == sum(job.new_tokens for job in jobs)
     # alone in a batch, a row's rounds depend on its luck only
-    alone = [simulate(Scheduler(batch_size=1), [job], workload).rounds[0] - 1 for job in jobs]
-    for trace in (traces[0], traces[3]):
-        prefills = 1 if trace is traces[0] else 0
-        assert [record.rounds - prefills for record in sorted(trace.records, key=lambda r: r.id)] == alone
+    alone = [simulate(Scheduler(batch_size=1), [job], workload).rounds_of_rows[0] for job in jobs]
+    for trace in traces:
+        assert sorted(record.rounds for record in trace.records) == sorted(alone)
 
 
 def test_acceptance_is_geometric():
@@ -60,7 +56,7 @@ def test_acceptance_is_geometric():
     trace = simulate(scheduler, [job])
     # 1 + r + ... + r^K tokens a round
     expected = (1 - 0.7**6) / 0.3
-    assert trace.tokens / scheduler.counters.verify_calls == pytest.approx(expected, rel=0.02)
+    assert trace.tokens / trace.verify_calls == pytest.approx(expected, rel=0.02)
 
 
 def test_time_and_latency_by_hand():
@@ -72,19 +68,10 @@ def test_time_and_latency_by_hand():
     each = (1 + 0.1) + (1 + 0.5 + 0.06) + (1 + 0.01)
     assert ragged.latencies == pytest.approx([each, each])
     assert ragged.time == pytest.approx(100 + each)
-    padded = simulate(Scheduler(batch_size=1, layout="padded", max_columns=18), jobs[:1], cost=cost)
-    assert padded.latencies == pytest.approx([each])
-    assert (ragged.rounds, padded.rounds) == ([3, 3], [2])
-
-
-def test_moved_columns_take_time():
-    plan_cost = CostModel(draft_step=0, token=0, column=0.5)
-    scheduler = Scheduler(batch_size=2, layout="padded", policy="same-end", max_columns=30, slack=0)
-    scheduler.feed([Request(0, 4, 20), Request(1, 9, 20)])
-    assert plan_cost.seconds(scheduler.next_batch(), is_packed=False) == 2
-    scheduler.report({0: Outcome(1, False), 1: Outcome(0, False)})
-    # the shorter row moves: 4 prompt tokens, the first and an accepted one
-    assert plan_cost.seconds(scheduler.next_batch(), is_packed=False) == 1 + 0.5 * 6
+    padded = simulate(Scheduler(batch_size=1, layout="padded"), jobs[:1], cost=cost)
+    # gathers the prompt, and with it the first, 5 accepted and the bonus
+    assert padded.latencies == pytest.approx([each + 10 + 16])
+    assert (ragged.rounds_of_rows, padded.rounds_of_rows) == ([3, 3], [3])
 
 
 def test_workload():
@@ -122,9 +109,9 @@ def test_thousands_of_rounds_a_second():
     workload = Workload()
     scheduler = Scheduler(batch_size=8, layout="padded", max_columns=workload.max_columns)
     began = time.process_time()
-    simulate(scheduler, workload.jobs(256), workload)
+    trace = simulate(scheduler, workload.jobs(256), workload)
     # about 10,000 a second on one slow core
-    assert scheduler.counters.rounds / (time.process_time() - began) > 1000
+    assert trace.rounds / (time.process_time() - began) > 1000
 
 
 def test_grouping_rate_falls_with_the_batch_for_random_lengths_and_stays_for_identical_ones(measured):
@@ -146,25 +133,6 @@ def test_a_wider_window_groups_more_identical_rows(measured):
     assert rates[0] < 0.05 < rates[2] - rates[0]
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "window", "lengths"),
-    [*itertools.product((2, 8), (4, 16), ("random", "identical")), (32, 4, "random"), (32, 4, "identical")],
-)
-def test_same_end_moves_a_third_of_the_bytes_at_an_equal_batch(measured, batch_size, window, lengths):
-    same_end, paper = (measured(policy, batch_size, window, lengths) for policy in ("same-end", "paper"))
-    assert same_end["bytes_moved"] <= paper["bytes_moved"] / 3
-    assert same_end["mean_batch"] == pytest.approx(paper["mean_batch"], rel=0.02)
-    # leaders draft less, which costs verify calls
-    assert same_end["verify_calls"] <= 1.1 * paper["verify_calls"]
-
-
-@pytest.mark.parametrize("lengths", ["random", "identical"])
-def test_same_end_moves_less_than_the_published_choice_of_rows_kept_in_place(measured, lengths):
-    kept = measured("paper-kept", 8, 4, lengths)["bytes_moved"]
-    assert measured("same-end", 8, 4, lengths)["bytes_moved"] < 0.55 * kept
-    assert kept < 0.65 * measured("paper", 8, 4, lengths)["bytes_moved"]
-
-
 @pytest.mark.parametrize("batch_size", [2, 8, 32])
 def test_ragged_moves_nothing_and_saves_a_third_of_the_calls_with_stragglers(measured, batch_size):
     ragged, eqspec = measured("age", batch_size, 4), measured("per-batch", batch_size, 1)
@@ -175,11 +143,10 @@ def test_ragged_moves_nothing_and_saves_a_third_of_the_calls_with_stragglers(mea
 
 @pytest.mark.parametrize("window", [1, 4, 16])
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-@pytest.mark.parametrize("policy", ["age", "same-end"])
 @pytest.mark.parametrize("lengths", ["random", "identical"])
-def test_the_tail_is_that_of_eqspec(measured, lengths, policy, batch_size, window):
+def test_the_tail_is_that_of_eqspec(measured, lengths, batch_size, window):
     eqspec = measured("per-batch", batch_size, 1, lengths)
-    assert measured(policy, batch_size, window, lengths)["p99_rounds"] <= 1.5 * eqspec["p99_rounds"]
+    assert measured("age", batch_size, window, lengths)["p99_rounds"] <= 1.5 * eqspec["p99_rounds"]
 
 
 def test_the_published_policy_has_a_tail(measured):

@@ -18,7 +18,6 @@ from ..errors import InputError, WriteError
 from ..journal import Journal, Rows, check_writable, journal_path
 from ..paths import writing
 from ..prompts import Prompt, pad_left, read
-from ..scheduler import POLICIES
 from . import display
 from .rows import PrintedRows, failed_row, with_prompt
 from .workload import Workload
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 Method = Literal["eqspec", "exspec", "autoregressive"]
 Layout = Literal["padded", "ragged"]
-_POLICIES = "; ".join(f"{', '.join(names)} ({layout})" for layout, names in POLICIES.items())
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Options:
     method: Method
     layout: Layout | None
     window: int | None
-    policy: str | None
     batch_size: int
     num_draft_tokens: int
     max_new_tokens: int
@@ -87,10 +84,6 @@ def generate(
     window: Annotated[
         int | None,
         typer.Option(min=1, help="Rows decoded concurrently, exspec only.", show_default="4 times the batch size"),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help=f"Rows batched together, exspec only: {_POLICIES}.", show_default="the layout's first"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
@@ -145,7 +138,7 @@ def _check_names(options: Options) -> None:
 
 
 def _check_method(options: Options) -> None:
-    users = {"layout": ("eqspec", "exspec"), "window": ("exspec",), "policy": ("exspec",)}
+    users = {"layout": ("eqspec", "exspec"), "window": ("exspec",)}
     for option, methods in users.items():
         if getattr(options, option) is not None and options.method not in methods:
             raise InputError(f"--{option} needs --method {' or '.join(methods)}")
@@ -181,7 +174,7 @@ def _open_rows(options: Options, prompts: list[Prompt]) -> Rows:
         "chat": options.chat,
     }
     if options.method != "autoregressive":
-        keys = ("draft", "num_draft_tokens", "window", "policy")
+        keys = ("draft", "num_draft_tokens", "window")
         settings |= {key: getattr(options, key) for key in keys} | {"layout": options.kv_layout or "auto"}
     return Journal(options.file, prompts, settings, resume=options.resume)
 
@@ -246,7 +239,6 @@ class _Job:
             batch_size=options.batch_size,
             window=options.window,
             layout=options.kv_layout,
-            policy=options.policy,
         )
         self._record_errors()
         missing = [index for index in range(len(self.prompts)) if index not in self.rows.rows]

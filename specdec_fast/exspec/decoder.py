@@ -17,11 +17,9 @@ from ..errors import InputError
 from ..result import GenerationStats, RequestResult
 from ..scheduler import Scheduler
 from .engine import Engine, Stream
+from .executor import Executor
 from .online import Session
-from .padded import PaddedRunner
-from .ragged import RaggedRunner
 from .request import TOKENIZED, Limits, parse
-from .runner import Runner
 
 
 class EXSpec(Decoder):
@@ -35,17 +33,13 @@ class EXSpec(Decoder):
         target, draft, num_draft_tokens, layout, acceptance: as for :class:`~specdec_fast.EQSpec`.
         batch_size: most rows of a verify (B).
         window: most rows decoded concurrently (W); ``None`` is 4 ``batch_size``.
-        policy: choice of rows for a batch, one of ``specdec_fast.scheduler.POLICIES[layout]``; ``None`` is the first.
         max_wait_rounds: a row that has started takes part at least once in so many rounds; ``None`` is 32 times the
             rounds that serving the window takes.
         kv_budget_bytes: KV bytes that target and draft may take; fewer rows run where they would need more. While a
             pool grows, one tensor of it is held twice.
         max_length: most tokens of a row, prompt and new ones; ``None`` is the target's context (of a longrope model,
-            what stays before its switch). The padded layout holds two to three times that for each row, so give it
-            there, or give the prompts as a list.
-        prefill_tokens: prompt tokens that ride along with a round, ragged layout.
-        slack: columns by which a row may lead over the edge of its batch, policy ``same-end``; ``None`` is half of
-            ``num_draft_tokens``, rounded up.
+            what stays before its switch).
+        prefill_tokens: prompt tokens that ride along with a round; the padded layout runs prompts whole.
 
     Raises:
         InputError: an argument out of range, or a draft that does not fit the target.
@@ -68,12 +62,10 @@ class EXSpec(Decoder):
         batch_size: int = 8,
         window: int | None = None,
         layout: str | None = "ragged",
-        policy: str | None = None,
         max_wait_rounds: int | None = None,
         kv_budget_bytes: int | None = None,
         max_length: int | None = None,
         prefill_tokens: int = 512,
-        slack: int | None = None,
         acceptance: Acceptance | None = None,
     ):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
@@ -92,11 +84,9 @@ class EXSpec(Decoder):
             "batch_size": batch_size,
             "window": window,
             "layout": self.layout,
-            "policy": policy,
             "num_draft_tokens": num_draft_tokens,
             "max_wait_rounds": max_wait_rounds,
             "prefill_tokens": prefill_tokens,
-            "slack": slack,
         }
         # so that a setting that is out of range is refused here
         self.scheduler(self.max_length, None)
@@ -168,19 +158,12 @@ class EXSpec(Decoder):
                 raise
             raise InputError(f"kv_budget_bytes={self.kv_budget_bytes} is too small: {error}") from error
 
-    def runner(self, scheduler: Scheduler, longest: int, stop_ids: Sequence[int]) -> Runner:
-        """A runner for the plans of ``scheduler``."""
-        if self.layout == "ragged":
-            return RaggedRunner(self, scheduler.limits, longest, stop_ids)
-        return PaddedRunner(self, scheduler.limits, scheduler.uses_pool, stop_ids)
-
     @torch.no_grad()
     def budget_columns(self, longest: int) -> int | None:
         """The budget in KV columns of all models together."""
         if self.kv_budget_bytes is None:
             return None
-        kind: type[Runner] = RaggedRunner if self.layout == "ragged" else PaddedRunner
-        size = kind.column_bytes(self, longest)
+        size = Executor.column_bytes(self, longest)
         columns = self.kv_budget_bytes // size
         if columns < 2:
             raise InputError(f"kv_budget_bytes={self.kv_budget_bytes}: a row of 2 tokens takes {2 * size}")

@@ -1,4 +1,4 @@
-"""Requests from their prompt to their end: the scheduler decides, a runner computes."""
+"""Requests from their prompt to their end: the scheduler decides, an executor computes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from .. import compat
 from ..errors import InputError
 from ..result import FinishReason, GenerationStats, RequestRecord, RequestResult
-from ..scheduler import Record, Request
+from ..scheduler import Request
 from ..selfcheck import self_check
+from .executor import Executor, Outcomes
 from .request import Parsed, RequestRow, parsed
-from .runner import Outcomes
 
 T = TypeVar("T")
 
@@ -44,14 +44,14 @@ class Engine:
         stop_ids = compat.eos_ids(decoder.target, eos_token_id)
         budget = decoder.budget_columns(longest)
         self.scheduler = decoder.scheduler(longest, budget)
-        self.runner = decoder.runner(self.scheduler, longest, stop_ids)
+        self.executor = Executor(decoder, self.scheduler.limits, longest, stop_ids)
         self.rows: dict[int, RequestRow] = {}
         self.ended: deque[RequestResult] = deque()
         self._began = time.perf_counter()
 
     @property
     def stats(self) -> GenerationStats:
-        return self.runner.rounds.stats
+        return self.executor.rounds.stats
 
     def check_target(self) -> None:
         """Refuse a target that is not what it was: for after a time in which a caller could change it."""
@@ -73,7 +73,8 @@ class Engine:
         """End a request at any stage; false if it has ended or is unknown."""
         if id not in self.rows:
             return False
-        self._end(id, "cancelled", "cancelled", self.scheduler.cancel(id))
+        self.scheduler.cancel(id)
+        self._end(id, "cancelled", "cancelled")
         return True
 
     # caches outlive a round, so a caller's inference mode must not mark them
@@ -90,14 +91,15 @@ class Engine:
         for id in plan.rows:
             record = self.rows[id].result.record
             record.started_at = now if record.started_at is None else record.started_at
-        outcomes = self.runner.run(plan, self.rows)
+        outcomes = self.executor.run(plan, self.rows)
         for id in outcomes.rows:
             record = self.rows[id].result.record
             record.first_token_at = self.now() if record.first_token_at is None else record.first_token_at
         for id, error in outcomes.failed.items():
-            self._end(id, "error", f"{type(error).__name__} while drafting: {error}", self.scheduler.fail(id))
+            self.scheduler.fail(id)
+            self._end(id, "error", f"{type(error).__name__} while drafting: {error}")
         for ended in self.scheduler.report(outcomes.rows):
-            self._end(ended.id, self.rows[ended.id].result.finish_reason, None, ended)
+            self._end(ended.id, self.rows[ended.id].result.finish_reason)
         self._count(outcomes)
         return True
 
@@ -113,20 +115,17 @@ class Engine:
             return None
         row.text, row.remaining = prompt
         row.result.prompt_length = len(row.text)
-        return Request(id, len(row.text), row.remaining)
+        return Request(id, len(row.text), row.remaining, row.result.record)
 
-    def _end(self, id: int, reason: FinishReason, error: str | None, record: Record | None = None) -> None:
-        self.runner.release(id)
+    def _end(self, id: int, reason: FinishReason, error: str | None = None) -> None:
+        self.executor.release(id)
         result = self.rows.pop(id).result
         result.finish_reason, result.error = reason, error
         result.record.ended_at = self.now()
-        if record:
-            for name in ("queued", "started", "first_token", "ended", "rounds", "longest_wait", "realigns"):
-                setattr(result.record, name, getattr(record, name))
         self.ended.append(result)
 
     def _count(self, outcomes: Outcomes) -> None:
-        stats, rounds = self.stats, self.runner.rounds
+        stats, rounds = self.stats, self.executor.rounds
         stats.host_reads += bool(outcomes.rows)
         stats.bytes_moved = rounds.batch.bytes_moved
         stats.stage_seconds = rounds.clock.seconds()
@@ -155,7 +154,7 @@ class Stream(Iterator[RequestResult]):
     @property
     def kv_bytes(self) -> int:
         """Bytes that KV caches take now."""
-        return self._engine.runner.kv_bytes
+        return self._engine.executor.kv_bytes
 
     def cancel(self, index: int) -> bool:
         """End the request of prompt ``index`` now; false if it has ended or was not read yet."""

@@ -61,8 +61,10 @@ class RaggedCache(Cache):
         packing: the tokens of the current forward.
     """
 
+    layer_class = RaggedLayer
+
     def __init__(self, num_slots: int, capacity: int):
-        super().__init__(layer_class_to_replicate=functools.partial(RaggedLayer, self))
+        super().__init__(layer_class_to_replicate=functools.partial(self.layer_class, self))
         self.num_slots = num_slots
         self.capacity = capacity
         self.filled = [0] * num_slots

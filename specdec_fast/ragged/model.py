@@ -27,10 +27,12 @@ class RaggedModel(Follower):
         model: any transformers causal LM that finds its attention function in ``AttentionInterface``.
     """
 
+    cache_type = RaggedCache
+
     def __init__(self, pool: RaggedPool, model: PreTrainedModel):
         self.pool, self.model = pool, model
         self.traits = compat.model_traits(model, pool.layout)
-        self.cache = RaggedCache(pool.num_slots, pool.capacity)
+        self.cache = self.cache_type(pool.num_slots, pool.capacity)
         self._configs = compat.attention_configs(model)
         self._last_id = compat.text_config(model).vocab_size - 1
 
@@ -77,14 +79,17 @@ class RaggedModel(Follower):
         return compat.call(self.model, self.traits, self.cache, ids, positions, None, keep)
 
     def _run(self, packing: Packing) -> Tensor:
-        cache, traits = self.cache, self.traits
+        traits = self.traits
         # an id beyond this model's vocabulary can only be a target's that no tokenizer emits
         ids = self.pool.tokens[packing.row_of, packing.position_of].clamp_(max=self._last_id)
         positions = packing.position_of
         if max(s.end for s in packing.segments) > traits.max_position:
             positions = positions.clamp(max=traits.max_position)
-        with compat.attention_set(self._configs, attention.NAME), attention.over(cache, packing):
-            logits = self._call(ids[None], positions[None], packing)
+        logits = self._logits(ids, positions, packing)
         for segment in packing.segments:
-            cache.filled[segment.slot] = segment.end
-        return logits[0]
+            self.cache.filled[segment.slot] = segment.end
+        return logits
+
+    def _logits(self, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:
+        with compat.attention_set(self._configs, attention.NAME), attention.over(self.cache, packing):
+            return self._call(ids[None], positions[None], packing)[0]

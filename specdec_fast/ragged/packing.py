@@ -35,13 +35,14 @@ class Packing:
         next_row, next_position: ``[S]`` int64, slot and position of the token after each segment.
         table: ``[4, S]`` int64: slot, end, size and first packed token of each segment.
         most_tokens, longest, last_slot: the most tokens of a segment, the last end of one, and the last slot.
+        segments, keep: as given.
         kept: int64 indices of the tokens whose logits are wanted, or ``None`` for all of them.
     """
 
     def __init__(self, segments: Sequence[Segment], keep: Sequence[int], device: torch.device):
         if len({s.slot for s in segments}) != len(segments) or any(s.size < 1 for s in segments):
             raise InputError(f"segments={segments}: need at least one token each, and one segment for a slot")
-        self.segments = segments
+        self.segments, self.keep = segments, keep
         rows = [s.slot for s in segments for _ in range(s.size)]
         positions = [p for s in segments for p in range(s.start, s.end)]
         sizes = [s.size for s in segments]

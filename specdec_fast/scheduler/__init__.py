@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .core import POLICIES, Counters, Scheduler
-from .plan import Chunk, Move, Plan, Seat
+from .core import POLICIES, Scheduler
+from .plan import Chunk, Plan, Seat
 from .rows import Outcome, Record, Request
 
-__all__ = ["POLICIES", "Chunk", "Counters", "Move", "Outcome", "Plan", "Record", "Request", "Scheduler", "Seat"]
+__all__ = ["POLICIES", "Chunk", "Outcome", "Plan", "Record", "Request", "Scheduler", "Seat"]

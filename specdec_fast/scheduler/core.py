@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from ..errors import InputError
-from .padded import KeptPaper, Paper, PerBatch, SameEnd
+from .padded import ByLength
 from .plan import Plan
 from .policy import Limits, Policy
 from .ragged import ByAge
-from .rows import End, Outcome, Record, Request, Row
+from .rows import End, Outcome, Request, Row
 
-_POLICIES: dict[str, dict[str, type[Policy]]] = {
-    "ragged": {"age": ByAge},
-    "padded": {"same-end": SameEnd, "paper": Paper, "paper-kept": KeptPaper, "per-batch": PerBatch},
-}
-POLICIES = {layout: tuple(policies) for layout, policies in _POLICIES.items()}
-
-
-@dataclass
-class Counters:
-    """Sums over the rounds reported so far.
-
-    Attributes:
-        rounds: plans.
-        verify_calls: plans with a verify.
-        grouped: verify calls of plans that are ``grouped``.
-        seats: rows summed over verify calls.
-        prompt_tokens: tokens prefilled.
-        columns_moved: KV columns moved, gathers included.
-    """
-
-    rounds: int = 0
-    verify_calls: int = 0
-    grouped: int = 0
-    seats: int = 0
-    prompt_tokens: int = 0
-    columns_moved: int = 0
-
-    def add(self, plan: Plan) -> None:
-        self.rounds += 1
-        self.verify_calls += bool(plan.verify)
-        self.grouped += bool(plan.verify) and plan.grouped
-        self.seats += len(plan.verify)
-        self.prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
-        self.columns_moved += plan.columns_moved
+POLICIES: dict[str, type[Policy]] = {"ragged": ByAge, "padded": ByLength}
+"""The choice of rows on each layout."""
 
 
 class Scheduler:
@@ -59,19 +27,17 @@ class Scheduler:
         batch_size: most rows of a verify (B).
         window: most rows in the window (W), at least ``batch_size``; ``None`` is 4 ``batch_size``.
         layout: ``"ragged"`` or ``"padded"``.
-        policy: one of ``POLICIES[layout]``; ``None`` is the first of them.
+        policy: a choice of rows; ``None`` is ``POLICIES[layout]``.
         num_draft_tokens: most drafts per row and round (K).
         max_wait_rounds: every row in the window takes part at least once in so many rounds; ``None`` is
             32 times the rounds that serving the whole window takes.
-        prefill_tokens: prompt tokens that may ride along with a round, ragged layout.
-        max_columns: longest content a row may reach, prompt and new tokens; the padded layout needs it.
+        prefill_tokens: prompt tokens that may ride along with a round; the padded layout runs prompts whole.
+        max_columns: longest content a row may reach, prompt and new tokens.
         budget_columns: KV columns all rows together may take; the window shrinks to keep it.
-        slack: widest lead of a row over its batch's right edge, policy ``same-end`` only: 0 keeps one right edge for
-            all; ``None`` is half of ``num_draft_tokens``, rounded up.
 
     Attributes:
-        counters: sums over the rounds.
         limits: the numbers in force, after the budget.
+        policy: the choice of rows in force.
 
     Raises:
         InputError: an argument out of range, or a budget too small for one row.
@@ -89,19 +55,15 @@ class Scheduler:
         batch_size: int,
         window: int | None = None,
         layout: str = "ragged",
-        policy: str | None = None,
+        policy: type[Policy] | None = None,
         num_draft_tokens: int = 5,
         max_wait_rounds: int | None = None,
         prefill_tokens: int = 512,
         max_columns: int | None = None,
         budget_columns: int | None = None,
-        slack: int | None = None,
     ):
-        if layout not in _POLICIES:
-            raise InputError(f"layout={layout!r}: supported are {', '.join(_POLICIES)}")
-        policy = POLICIES[layout][0] if policy is None else policy
-        if policy not in _POLICIES[layout]:
-            raise InputError(f"policy={policy!r}: layout {layout} supports {', '.join(POLICIES[layout])}")
+        if layout not in POLICIES:
+            raise InputError(f"layout={layout!r}: supported are {', '.join(POLICIES)}")
         _require("batch_size", batch_size, 1)
         window = 4 * batch_size if window is None else window
         _require("window", window, batch_size)
@@ -110,9 +72,7 @@ class Scheduler:
         _require("max_wait_rounds", max_wait_rounds, turns)
         _require("num_draft_tokens", num_draft_tokens, 1)
         _require("prefill_tokens", prefill_tokens, 1)
-        slack = -(-num_draft_tokens // 2) if slack is None else slack
-        _require("slack", slack, 0, num_draft_tokens)
-        if max_columns is not None or layout == "padded":
+        if max_columns is not None:
             _require("max_columns", max_columns, 2)
         if budget_columns is not None:
             _require("budget_columns", budget_columns, 2)
@@ -124,26 +84,18 @@ class Scheduler:
             prefill_tokens,
             max_columns,
             budget_columns,
-            slack,
         )
-        kind = _POLICIES[layout][policy]
-        self.layout = layout
-        self.limits = kind.within_budget(limits)
-        self.counters = Counters()
-        self._policy = kind(self.limits)
+        self.layout, self.policy = layout, policy or POLICIES[layout]
+        self.limits = self.policy.within_budget(limits)
+        self._policy = self.policy(self.limits)
         self._source: Iterator[Request] = iter(())
-        # id -> request, round it came in; first come, first served
-        self._queue: dict[int, tuple[Request, int]] = {}
+        # first come, first served
+        self._queue: dict[int, Request] = {}
         self._rows: dict[int, Row] = {}
         # kept over a source that raises
         self._refused: list[tuple[int, str]] = []
         self._plan: Plan | None = None
         self._round = 0
-
-    @property
-    def uses_pool(self) -> bool:
-        """Rows wait outside of the lanes of the padded layout."""
-        return self._policy.uses_pool
 
     @property
     def active(self) -> list[int]:
@@ -172,7 +124,8 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request; ``InputError`` as by :meth:`check`."""
         self.check(request)
-        self._queue[request.id] = (request, self._round)
+        request.record.queued = self._round
+        self._queue[request.id] = request
 
     def feed(self, requests: Iterable[Request]) -> None:
         """Read requests from ``requests``, after those of earlier calls, one at a time as the window has room."""
@@ -198,11 +151,11 @@ class Scheduler:
         self._round += 1
         return plan
 
-    def report(self, outcomes: Mapping[int, Outcome]) -> list[Record]:
+    def report(self, outcomes: Mapping[int, Outcome]) -> list[Request]:
         """Record an outcome for each row of the last plan's ``limits``; cancelled rows may be left out.
 
         Returns:
-            The rows that finished.
+            The requests that finished.
 
         Raises:
             InputError: there is no plan, or an outcome is missing, surplus or impossible; nothing is changed then.
@@ -216,26 +169,22 @@ class Scheduler:
                 self._rows[chunk.row].prefilled = chunk.stop
         for id, tokens in self._gains(plan, outcomes).items():
             self._rows[id].gain(tokens)
-        for seat in plan.verify:
-            if seat.row in self._rows:
-                self._rows[seat.row].end += outcomes[seat.row].accepted + 1
         self._plan = None
-        self.counters.add(plan)
         finished = [id for id in plan.limits if id in self._rows and outcomes[id].finished]
-        return [self._remove(id).record("finished", plan.round) for id in finished]
+        return [self._end(self._rows.pop(id).request, "finished", plan.round) for id in finished]
 
-    def cancel(self, id: int) -> Record | None:
+    def cancel(self, id: int) -> Request | None:
         """Drop a request at any stage; ``None`` if it has ended or was never seen."""
         return self._drop(id, "cancelled")
 
-    def fail(self, id: int) -> Record | None:
+    def fail(self, id: int) -> Request | None:
         """As :meth:`cancel`, for a row that cannot continue."""
         return self._drop(id, "failed")
 
     def _admit(self) -> None:
         while (request := self._first_in_line()) and self._policy.wants(list(self._rows.values()), request):
-            _, queued = self._queue.pop(request.id)
-            self._rows[request.id] = Row(request, queued, last_round=self._round - 1)
+            del self._queue[request.id]
+            self._rows[request.id] = Row(request, last_round=self._round - 1)
 
     def _first_in_line(self) -> Request | None:
         while not self._queue:
@@ -246,7 +195,7 @@ class Scheduler:
                 self.submit(request)
             except InputError as error:
                 self._refused.append((request.id, str(error)))
-        return next(iter(self._queue.values()))[0]
+        return next(iter(self._queue.values()))
 
     def _check_outcomes(self, plan: Plan, outcomes: Mapping[int, Outcome]) -> None:
         missing = [id for id in plan.limits if id in self._rows and id not in outcomes]
@@ -271,20 +220,16 @@ class Scheduler:
                 gains[seat.row] += outcomes[seat.row].accepted + 1
         return gains
 
-    def _drop(self, id: int, end: End) -> Record | None:
-        if id in self._rows:
-            return self._remove(id).record(end, self._round)
-        if id in self._queue:
-            return Row(*self._queue.pop(id), last_round=self._round).record(end, self._round)
-        return None
+    def _drop(self, id: int, end: End) -> Request | None:
+        request = self._rows.pop(id).request if id in self._rows else self._queue.pop(id, None)
+        return request and self._end(request, end, self._round)
 
-    def _remove(self, id: int) -> Row:
-        row = self._rows.pop(id)
-        self._policy.release(row)
-        return row
+    @staticmethod
+    def _end(request: Request, end: End, now: int) -> Request:
+        request.record.end, request.record.ended = end, now
+        return request
 
 
-def _require(name: str, value: int | None, least: int, most: int | None = None) -> None:
-    if not isinstance(value, int) or value < least or (most is not None and value > most):
-        limit = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"{name}={value!r}: need an integer {limit}")
+def _require(name: str, value: int | None, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise InputError(f"{name}={value!r}: need an integer of at least {least}")

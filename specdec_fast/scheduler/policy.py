@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from .plan import Plan
+from .plan import Plan, Seat
 from .rows import Request, Row
 
 
@@ -23,7 +22,6 @@ class Limits:
         prefill_tokens: prompt tokens per round, ragged layout.
         max_columns: longest content of a row, or ``None`` for any.
         budget_columns: KV columns that all rows together may take, or ``None`` for any.
-        slack: widest lead of a row over the right edge of its batch, ``same-end`` only.
     """
 
     batch_size: int
@@ -33,17 +31,10 @@ class Limits:
     prefill_tokens: int
     max_columns: int | None
     budget_columns: int | None
-    slack: int
 
 
 class Policy(ABC):
-    """Chooses the rows of each round; rows are given in order of age.
-
-    Attributes:
-        uses_pool: rows wait outside of the lanes of the padded layout.
-    """
-
-    uses_pool: ClassVar[bool] = False
+    """Chooses the rows of each round; rows are given in order of age."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
@@ -57,9 +48,16 @@ class Policy(ABC):
     def wants(self, rows: Sequence[Row], request: Request) -> bool:
         """True if ``request`` should join ``rows`` in the window now."""
 
+    def fits(self, rows: Sequence[Row], request: Request) -> bool:
+        """True if a pool of slots as wide as the longest row keeps the budget."""
+        budget = self.limits.budget_columns
+        widest = max([request.columns, *(row.request.columns for row in rows)])
+        return budget is None or (len(rows) + 1) * widest <= budget
+
+    def seats(self, rows: Iterable[Row]) -> tuple[Seat, ...]:
+        """Seats of rows that draft as much as they can use."""
+        return tuple(Seat(row.id, min(self.limits.num_draft_tokens, row.remaining - 1)) for row in rows)
+
     @abstractmethod
     def plan(self, rows: Sequence[Row], now: int) -> Plan:
         """The round ``now`` over ``rows``, at least one of which takes part."""
-
-    def release(self, row: Row) -> None:
-        """``row`` has left the window."""

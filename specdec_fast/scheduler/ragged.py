@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .ageing import due_first
-from .plan import Chunk, Plan, Seat
+from .plan import Chunk, Plan
 from .policy import Limits, Policy
 from .rows import Request, Row
 
@@ -31,20 +31,13 @@ class ByAge(Policy):
             return False
         # so that at most one prompt is left unfinished by a round, and every row in the window takes part in it
         unread = sum(row.request.prompt_length - row.prefilled for row in rows if not row.is_ready)
-        return unread < limits.prefill_tokens and self._fits(rows, request)
-
-    def _fits(self, rows: Sequence[Row], request: Request) -> bool:
-        """True if a pool of slots as wide as the longest row keeps the budget."""
-        budget = self.limits.budget_columns
-        widest = max([request.columns, *(row.request.columns for row in rows)])
-        return budget is None or (len(rows) + 1) * widest <= budget
+        return unread < limits.prefill_tokens and self.fits(rows, request)
 
     def plan(self, rows: Sequence[Row], now: int) -> Plan:
         limits = self.limits
         ready = [row for row in rows if row.is_ready]
         batch = due_first(ready, now, limits.batch_size, limits.max_wait_rounds)
-        seats = tuple(Seat(row.id, min(limits.num_draft_tokens, row.remaining - 1)) for row in batch)
-        return Plan(now, seats, tuple(self._chunks(rows)))
+        return Plan(now, self.seats(batch), tuple(self._chunks(rows)))
 
     def _chunks(self, rows: Sequence[Row]) -> list[Chunk]:
         chunks, left = [], self.limits.prefill_tokens

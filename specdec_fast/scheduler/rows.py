@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 End = Literal["finished", "cancelled", "failed"]
+
+
+@dataclass
+class Record:
+    """The life of a sequence, in rounds of the scheduler; ``None`` where it did not get that far.
+
+    Attributes:
+        end: how it ended.
+        queued: round before which it was submitted, or read from the source.
+        started: round that began its prompt.
+        first_token: round that gave its first token.
+        ended: last round it was part of the scheduler.
+        rounds: rounds it took part in, those of its prompt included.
+        longest_wait: most rounds in a row that it sat out while it was in the window.
+    """
+
+    end: End | None = None
+    queued: int | None = None
+    started: int | None = None
+    first_token: int | None = None
+    ended: int | None = None
+    rounds: int = 0
+    longest_wait: int = 0
 
 
 @dataclass(frozen=True)
@@ -16,11 +39,13 @@ class Request:
         id: the caller's name for it, unique among the sequences that have not ended.
         prompt_length: tokens of the prompt, at least 1.
         max_new_tokens: tokens it may gain, at least 1.
+        record: kept up by the scheduler.
     """
 
     id: int
     prompt_length: int
     max_new_tokens: int
+    record: Record = field(default_factory=Record, compare=False)
 
     @property
     def columns(self) -> int:
@@ -35,38 +60,11 @@ class Outcome:
     Attributes:
         accepted: drafts accepted, 0 to the seat's ``limit``; 0 for a row that was only prefilled. The bonus token is
             not counted, nor is a newcomer's first token.
-        finished: the row has ended; its lane is free again.
+        finished: the row has ended.
     """
 
     accepted: int
     finished: bool
-
-
-@dataclass(frozen=True)
-class Record:
-    """The life of a sequence, in rounds of the scheduler; ``None`` where it did not get that far.
-
-    Attributes:
-        id: of the request.
-        end: how it ended.
-        queued: round before which it was submitted, or read from the source.
-        started: round that began its prompt.
-        first_token: round that gave its first token.
-        ended: last round it was part of the scheduler.
-        rounds: rounds it took part in.
-        longest_wait: most rounds in a row that it sat out while it was in the window.
-        realigns: times its KV was moved.
-    """
-
-    id: int
-    end: End
-    queued: int
-    started: int | None
-    first_token: int | None
-    ended: int
-    rounds: int
-    longest_wait: int
-    realigns: int
 
 
 @dataclass(eq=False, slots=True)
@@ -77,22 +75,12 @@ class Row:
         last_round: round it last took part in; the one before its admission if none.
         prefilled: prompt tokens that have their KV.
         produced: tokens gained.
-        lane: its row of the padded batch, if it sits in one.
-        end: column one past its last token in that lane.
     """
 
     request: Request
-    queued: int
     last_round: int
     prefilled: int = 0
     produced: int = 0
-    started: int | None = None
-    first_token: int | None = None
-    rounds: int = 0
-    longest_wait: int = 0
-    realigns: int = 0
-    lane: int | None = None
-    end: int = 0
 
     @property
     def id(self) -> int:
@@ -109,38 +97,20 @@ class Row:
         return self.request.prompt_length + self.produced
 
     @property
-    def columns(self) -> int:
-        """Columns with valid KV: those of all tokens but the last."""
-        return self.length - 1 if self.is_ready else self.prefilled
-
-    @property
     def remaining(self) -> int:
         """Tokens it may still gain."""
         return self.request.max_new_tokens - self.produced
 
     def serve(self, now: int) -> None:
         """Take part in round ``now``."""
-        self.longest_wait = max(self.longest_wait, now - self.last_round - 1)
+        record = self.request.record
+        record.longest_wait = max(record.longest_wait, now - self.last_round - 1)
+        record.rounds += 1
+        record.started = now if record.started is None else record.started
         self.last_round = now
-        self.rounds += 1
-        if self.started is None:
-            self.started = now
 
     def gain(self, tokens: int) -> None:
-        if self.first_token is None:
-            self.first_token = self.last_round
+        record = self.request.record
+        record.first_token = self.last_round if record.first_token is None else record.first_token
         self.prefilled = self.request.prompt_length
         self.produced += tokens
-
-    def record(self, end: End, now: int) -> Record:
-        return Record(
-            self.id,
-            end,
-            self.queued,
-            self.started,
-            self.first_token,
-            now,
-            self.rounds,
-            self.longest_wait,
-            self.realigns,
-        )

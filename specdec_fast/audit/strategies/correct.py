@@ -10,7 +10,7 @@ from ... import reference
 from ...acceptance import GreedyAcceptance
 from ...cache import PaddedCache
 from ...eqspec import EQSpec
-from ...padded import PaddedBatch, PaddedFollower, PaddedModel, PaddedRows
+from ...padded import PaddedBatch, PaddedFollower, PaddedModel
 from ...prompts import pad_left
 from .holes import HoleBatch
 
@@ -54,7 +54,7 @@ class _BatchMinimum(GreedyAcceptance):
 
 
 class _ExpandedModel(PaddedModel):
-    def forward(self, batch: PaddedRows, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
+    def forward(self, batch: PaddedBatch, cache: PaddedCache, first: int, input_ids: Tensor, keep: int) -> Tensor:
         assert isinstance(batch, PaddedBatch)
         rows = len(input_ids)
         texts = torch.cat([batch.tokens[:rows, :first], input_ids], 1).tolist()

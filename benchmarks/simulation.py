@@ -5,10 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from .scheduler import Outcome, Plan, Record, Request, Scheduler
+from specdec_fast.scheduler import Outcome, Plan, Record, Request, Scheduler
+from specdec_fast.scheduler.padded import ByLength
+from specdec_fast.scheduler.policy import Policy
+from specdec_fast.scheduler.ragged import ByAge
+from specdec_fast.scheduler.rows import Row
 
 
 @dataclass(frozen=True)
@@ -109,15 +113,13 @@ class CostModel:
     token: float = 0.002
     column: float = 0.0002
 
-    def seconds(self, plan: Plan, is_packed: bool) -> float:
+    def seconds(self, plan: Plan, is_packed: bool, columns_moved: int = 0) -> float:
         """A padded round prefills in a forward of its own."""
         drafts = max((seat.limit for seat in plan.verify), default=0)
-        lead = max((seat.lead for seat in plan.verify), default=0)
-        width = drafts + lead + 1
-        verified = sum(seat.limit + 1 for seat in plan.verify) if is_packed else width * len(plan.verify)
+        verified = sum(seat.limit + 1 for seat in plan.verify) if is_packed else (drafts + 1) * len(plan.verify)
         prompt = sum(chunk.stop - chunk.start for chunk in plan.chunks)
         forwards = 1 if is_packed else bool(plan.verify) + bool(plan.chunks)
-        return forwards + drafts * self.draft_step + (verified + prompt) * self.token + plan.columns_moved * self.column
+        return forwards + drafts * self.draft_step + (verified + prompt) * self.token + columns_moved * self.column
 
 
 @dataclass
@@ -129,27 +131,36 @@ class Trace:
         latencies: per record, time from arrival to end.
         time: when the last row ended.
         tokens: new tokens.
+        rounds: plans.
+        verify_calls: plans with a verify.
+        grouped: verify calls that move no KV, or are a group of the published choice.
+        seats: rows summed over verify calls.
+        columns_moved: KV columns gathered; those of EQSPEC's realign are not simulated.
     """
 
-    scheduler: Scheduler
     records: list[Record] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     time: float = 0.0
     tokens: int = 0
+    rounds: int = 0
+    verify_calls: int = 0
+    grouped: int = 0
+    seats: int = 0
+    columns_moved: int = 0
 
     @property
     def grouping_rate(self) -> float:
         """Share of verify calls that are a group (paper, Figure 5)."""
-        return self.scheduler.counters.grouped / self.scheduler.counters.verify_calls
+        return self.grouped / self.verify_calls
 
     @property
     def mean_batch(self) -> float:
-        return self.scheduler.counters.seats / self.scheduler.counters.verify_calls
+        return self.seats / self.verify_calls
 
     @property
-    def rounds(self) -> list[int]:
+    def rounds_of_rows(self) -> list[int]:
         """Per record, rounds from its first to its last, both included."""
-        return [record.ended - record.started + 1 for record in self.records if record.started is not None]
+        return [r.ended - r.started + 1 for r in self.records if r.started is not None and r.ended is not None]
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
@@ -165,7 +176,20 @@ def simulate(
     return _Simulation(scheduler, jobs, workload, cost).run()
 
 
-class _Runner:
+class PerBatch(ByLength):
+    """EQSPEC, batch after batch: no row joins before the slowest has ended. The baseline."""
+
+    def wants(self, rows: Sequence[Row], request: Request) -> bool:
+        return len(rows) < self.limits.batch_size and all(row.request.record.started is None for row in rows)
+
+    def plan(self, rows: Sequence[Row], now: int) -> Plan:
+        return self.batch(rows, now)
+
+
+POLICIES: dict[str, type[Policy]] = {"age": ByAge, "paper": ByLength, "per-batch": PerBatch}
+
+
+class _Decoding:
     """A job in the making: which of its tokens the draft will get right, and how many it has."""
 
     def __init__(self, job: Job):
@@ -173,6 +197,10 @@ class _Runner:
         generator = random.Random(job.seed)
         self.is_right = [generator.random() < job.rate for _ in range(job.new_tokens)]
         self.produced = 0
+
+    @property
+    def length(self) -> int:
+        return self.job.prompt_length + self.produced
 
     def advance(self, limit: int, has_first: bool, has_verify: bool) -> Outcome:
         self.produced += has_first
@@ -190,8 +218,8 @@ class _Simulation:
     def __init__(self, scheduler: Scheduler, jobs: Iterable[Job], workload: Workload, cost: CostModel):
         self.scheduler, self.workload, self.cost = scheduler, workload, cost
         self.jobs = iter(jobs)
-        self.trace = Trace(scheduler)
-        self.runners: dict[int, _Runner] = {}
+        self.trace = Trace()
+        self.running: dict[int, _Decoding] = {}
         self.coming: list[tuple[float, int, Job]] = []
         self.ids = 0
         self.is_packed = scheduler.layout == "ragged"
@@ -203,7 +231,8 @@ class _Simulation:
             self._submit_arrived()
             plan = self.scheduler.next_batch()
             if plan:
-                trace.time += self.cost.seconds(plan, self.is_packed)
+                moved = self._count(plan)
+                trace.time += self.cost.seconds(plan, self.is_packed, moved)
                 self._report(plan)
             elif self.coming:
                 trace.time = self.coming[0][0]
@@ -218,21 +247,34 @@ class _Simulation:
     def _submit_arrived(self) -> None:
         while self.coming and self.coming[0][0] <= self.trace.time:
             _, id, job = heapq.heappop(self.coming)
-            self.runners[id] = _Runner(job)
+            self.running[id] = _Decoding(job)
             self.scheduler.submit(Request(id, job.prompt_length, job.max_new_tokens))
             if job.turns == self.workload.turns - 1:
                 self._expect(next(self.jobs, None))
+
+    def _count(self, plan: Plan) -> int:
+        """Add ``plan`` to the trace; the KV columns that it gathers."""
+        trace, lengths = self.trace, [self.running[seat.row].length for seat in plan.verify]
+        gathers = self.scheduler.policy is ByLength
+        moved = sum(length - 1 for length in lengths) if gathers else 0
+        is_group = len(lengths) == self.scheduler.limits.batch_size and len(set(lengths)) == 1 and not plan.chunks
+        trace.rounds += 1
+        trace.verify_calls += bool(lengths)
+        trace.grouped += bool(lengths) and (is_group or not gathers)
+        trace.seats += len(lengths)
+        trace.columns_moved += moved
+        return moved
 
     def _report(self, plan: Plan) -> None:
         first = {chunk.row for chunk in plan.chunks if chunk.is_last}
         verified = {seat.row for seat in plan.verify}
         outcomes = {
-            id: self.runners[id].advance(limit, id in first, id in verified) for id, limit in plan.limits.items()
+            id: self.running[id].advance(limit, id in first, id in verified) for id, limit in plan.limits.items()
         }
         trace = self.trace
-        for record in self.scheduler.report(outcomes):
-            job = self.runners.pop(record.id).job
-            trace.records.append(record)
+        for request in self.scheduler.report(outcomes):
+            job = self.running.pop(request.id).job
+            trace.records.append(request.record)
             trace.latencies.append(trace.time - job.arrival)
             trace.tokens += job.new_tokens
             if job.turns:
