@@ -26,7 +26,7 @@ from rich.table import Table
 
 from specdec_fast import EQSpec, ModelDrafter, selfcheck
 from specdec_fast.audit.candidates import resolve
-from specdec_fast.audit.compare import Answer, Run
+from specdec_fast.audit.compare import CandidateRow, Run
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.probed import ProbedRun
 from specdec_fast.audit.runner import Judge, decode
@@ -146,11 +146,11 @@ def cases(runs: int, seed: int) -> Iterator[Case]:
         yield Case(name, of, setting, make_prompts(lengths, draw.randrange(1000)), batch_size)
 
 
-def answers_of(case: Case, candidate: Callable[..., None], **options: Any) -> list[Answer]:
-    found: dict[int, Answer] = {}
+def answers_of(case: Case, candidate: Callable[..., None], **options: Any) -> list[CandidateRow]:
+    found: dict[int, CandidateRow] = {}
 
     def keep(index: int, row: Any, seconds: float) -> None:
-        found[index] = Answer(row.token_ids, seconds, row.drafted, row.accepted)
+        found[index] = CandidateRow(row.token_ids, seconds, row.drafted, row.accepted)
 
     decode(candidate, case.setting, case.prompts, case.batch_size, keep, **options)
     return [found[index] for index in range(len(case.prompts))]

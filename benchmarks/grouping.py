@@ -19,13 +19,13 @@ from specdec_fast.scheduler import Scheduler
 
 from .grouping_report import Record, plot, show
 from .harness import write_json
-from .simulation import POLICIES, Trace, Workload, percentile, simulate
+from .simulation import POLICIES, Trace, Traffic, percentile, simulate
 
 # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads of 64
 BYTES_PER_COLUMN = 30 * 2 * 3 * 64 * 2
-WORKLOADS = {
-    "random": Workload(prompt_lengths=(16, 256), max_new_tokens=128, mean_new_tokens=96),
-    "identical": Workload(prompt_lengths=(16, 16), max_new_tokens=50, mean_new_tokens=math.inf),
+TRAFFIC = {
+    "random": Traffic(prompt_lengths=(16, 256), max_new_tokens=128, mean_new_tokens=96),
+    "identical": Traffic(prompt_lengths=(16, 16), max_new_tokens=50, mean_new_tokens=math.inf),
 }
 QUICK_SIZES, QUICK_WINDOWS = (2, 8, 32), (1, 4, 16)
 SIZES, WINDOWS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16)
@@ -50,24 +50,24 @@ class Case:
         return "ragged" if self.policy == "age" else "padded"
 
     @property
-    def workload(self) -> Workload:
-        return replace(WORKLOADS[self.lengths], turns=TURNS if self.arrivals == "multi-turn" else 1)
+    def traffic(self) -> Traffic:
+        return replace(TRAFFIC[self.lengths], turns=TURNS if self.arrivals == "multi-turn" else 1)
 
     def run(self, arrival_rate: float | None = None) -> Trace:
         """Simulate it; without a rate all rows are there from the start."""
-        workload = self.workload
+        traffic = self.traffic
         scheduler = Scheduler(
             batch_size=self.batch_size,
             window=self.window * self.batch_size,
             layout=self.layout,
             policy=POLICIES[self.policy],
-            max_columns=workload.max_columns,
+            max_columns=traffic.max_columns,
         )
         # enough rows for a steady state, the same for every policy and window
         count = max(128, 32 * self.batch_size)
         if arrival_rate is None:
-            return simulate(scheduler, workload.jobs(count), workload)
-        return simulate(scheduler, workload.jobs(ONLINE_ROWS // workload.turns, 0, arrival_rate), workload)
+            return simulate(scheduler, traffic.jobs(count), traffic)
+        return simulate(scheduler, traffic.jobs(ONLINE_ROWS // traffic.turns, 0, arrival_rate), traffic)
 
     def record(self, trace: Trace) -> Record:
         rounds = {f"p{percent}_rounds": percentile(trace.rounds_of_rows, percent) for percent in (50, 90, 99)}
@@ -92,7 +92,7 @@ class Case:
 
 def offline(sizes: tuple[int, ...], windows: tuple[int, ...]) -> Iterator[Case]:
     """Every policy on a set of prompts that are all there."""
-    for lengths in WORKLOADS:
+    for lengths in TRAFFIC:
         for batch_size in sizes:
             for policy in POLICIES:
                 # a batch that no row joins has no window
@@ -108,7 +108,7 @@ def online() -> Iterator[tuple[Case, float]]:
         rate = LOAD * len(trace.records) / trace.time
         for policy in POLICIES:
             case = replace(baseline, policy=policy, window=1 if policy == "per-batch" else 4, arrivals=arrivals)
-            yield case, rate / case.workload.turns
+            yield case, rate / case.traffic.turns
 
 
 def main(

@@ -99,7 +99,7 @@ def check_and_count(methods: dict[Key, Method], batch: Batch, verdicts: list[Ver
                 aligned = method(batch, verdict)
             same = same_content(aligned, expected, columns)
             if isinstance(method, Commit):
-                same = same and same_metadata(batch, verdict, method.layout)
+                same = same and same_metadata(batch, verdict, method.placement)
             if not same:
                 raise RuntimeError(f"{' '.join(key)} differs from the reference on {batch.case}")
             counts[key] = max(counts[key], (counter.ops, counter.syncs))
@@ -115,10 +115,10 @@ def same_content(aligned: Aligned, expected: Aligned, columns: list[int]) -> boo
     )
 
 
-def same_metadata(batch: Batch, verdict: Verdict, layout: int) -> bool:
+def same_metadata(batch: Batch, verdict: Verdict, placement: int) -> bool:
     truth = Batch(replace(batch.case, layers=0), batch.device)
     truth.fill()
-    Commit(reference.realign_step_, layout)(truth, verdict)
+    Commit(reference.realign_step_, placement)(truth, verdict)
     return all(map(torch.equal, batch.metadata, truth.metadata))
 
 

@@ -106,14 +106,14 @@ class Commit:
     """The whole commit by one backend's ``realign_step_``: acceptance, tokens, mask and position IDs included."""
 
     kernel: Callable[..., None]
-    layout: int
+    placement: int
 
     def __call__(self, batch: Batch, verdict: Verdict) -> Aligned:
         # fmt: off
         self.kernel(
             batch.caches, batch.tokens, batch.draft_ids, verdict.target_ids, batch.limit, batch.max_length,
             batch.stop_ids, None, batch.start, batch.length, batch.new_start, batch.new_length, batch.position_ids,
-            [batch.mask], [0], batch.summary, batch.case.capacity, self.layout,
+            [batch.mask], [0], batch.summary, batch.case.capacity, self.placement,
         )
         # fmt: on
         return Aligned(batch.caches, batch.new_start)

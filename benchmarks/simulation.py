@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Traffic:
     """Random jobs.
 
     Attributes:
@@ -170,10 +170,10 @@ def percentile(values: Iterable[float], percent: float) -> float:
 
 
 def simulate(
-    scheduler: Scheduler, jobs: Iterable[Job], workload: Workload = Workload(), cost: CostModel = CostModel()
+    scheduler: Scheduler, jobs: Iterable[Job], traffic: Traffic = Traffic(), cost: CostModel = CostModel()
 ) -> Trace:
     """Decode ``jobs``, which come in order of arrival, and the turns that follow them."""
-    return _Simulation(scheduler, jobs, workload, cost).run()
+    return _Simulation(scheduler, jobs, traffic, cost).run()
 
 
 class PerBatch(ByLength):
@@ -215,8 +215,8 @@ class _Decoding:
 
 
 class _Simulation:
-    def __init__(self, scheduler: Scheduler, jobs: Iterable[Job], workload: Workload, cost: CostModel):
-        self.scheduler, self.workload, self.cost = scheduler, workload, cost
+    def __init__(self, scheduler: Scheduler, jobs: Iterable[Job], traffic: Traffic, cost: CostModel):
+        self.scheduler, self.traffic, self.cost = scheduler, traffic, cost
         self.jobs = iter(jobs)
         self.trace = Trace()
         self.running: dict[int, _Decoding] = {}
@@ -249,7 +249,7 @@ class _Simulation:
             _, id, job = heapq.heappop(self.coming)
             self.running[id] = _Decoding(job)
             self.scheduler.submit(Request(id, job.prompt_length, job.max_new_tokens))
-            if job.turns == self.workload.turns - 1:
+            if job.turns == self.traffic.turns - 1:
                 self._expect(next(self.jobs, None))
 
     def _count(self, plan: Plan) -> int:
@@ -278,4 +278,4 @@ class _Simulation:
             trace.latencies.append(trace.time - job.arrival)
             trace.tokens += job.new_tokens
             if job.turns:
-                self._expect(self.workload.next_turn(job, trace.time))
+                self._expect(self.traffic.next_turn(job, trace.time))

@@ -213,7 +213,7 @@ struct Step {
   const Tensors& masks;
   const std::vector<int64_t>& windows;
   const Tensor& summary;
-  int64_t max_position, layout;
+  int64_t max_position, placement;
 };
 
 inline bool is_mask_dtype(ScalarType dtype) {
@@ -251,7 +251,7 @@ inline void check_realign_step(const Step& a) {
   for (size_t i = 0; i < a.windows.size(); ++i)
     if (a.windows[i] < 0) refuse("windows[", i, "] is ", a.windows[i], "; need a size, or 0 for full attention");
   if (a.max_position < 0) refuse("max_position is ", a.max_position, "; need at least 0");
-  if (a.layout != 0 && a.layout != 1) refuse("layout is ", a.layout, "; need 0 (minimal move) or 1 (packed)");
+  if (a.placement != 0 && a.placement != 1) refuse("placement is ", a.placement, "; need 0 (minimal move) or 1 (packed)");
 
   std::vector<Span> spans{
       {"tokens", a.tokens, true},           {"new_start", a.new_start, true}, {"new_length", a.new_length, true},

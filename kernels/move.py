@@ -41,13 +41,13 @@ def move_vectors(first, column_stride, vector_stride, vectors, count, shift, BYT
 
 
 @triton.jit
-def move_row(lanes, lane, row, head, start, count, shift, LANES: tl.constexpr):
-    """Move one row and head of one lane; LANES is for vectors of 16, 8, 4, 2 and 1 bytes, 0 where there is none.
+def move_row(strips, strip, row, head, start, count, shift, LANES: tl.constexpr):
+    """Move one row and head of one strip; LANES is for vectors of 16, 8, 4, 2 and 1 bytes, 0 where there is none.
 
-    ``lanes`` is ``[N, 8]`` int64: address, strides of row, head, column and vector in bytes, heads, vectors, and bytes
+    ``strips`` is ``[N, 8]`` int64: address, strides of row, head, column and vector in bytes, heads, vectors, and bytes
     of a vector.
     """
-    entry = lanes + lane * 8
+    entry = strips + strip * 8
     if (head < tl.load(entry + 5)) & (shift != 0) & (count > 0):
         column_stride = tl.load(entry + 3)
         first = tl.load(entry) + row * tl.load(entry + 1) + head * tl.load(entry + 2) + start * column_stride

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_fast.arguments import StepArguments
+
 from .append_kv import append_kv_ as append_kv_
 from .masks import write_masks
 from .move import move_row, move_vectors
 from .plan import plan_round
-from .tables import OPTIONS, device_rows, lane_table, mask_table
+from .tables import OPTIONS, device_rows, mask_table, strip_table
 
 
 @triton.jit(do_not_specialize=["rows", "heads"])
 def realign_kernel(
-    lanes,
+    strips,
     start,
     num_columns,
     shift,
@@ -30,25 +33,25 @@ def realign_kernel(
     heads,
     LANES: tl.constexpr,
 ):
-    """One program for each lane, row and head."""
+    """One program for each strip, row and head."""
     place = tl.program_id(0)
-    head, row, lane = place % heads, place // heads % rows, place // heads // rows
+    head, row, strip = place % heads, place // heads % rows, place // heads // rows
     count = tl.load(num_columns + row).to(tl.int32)
-    move_row(lanes, lane, row, head, tl.load(start + row), count, tl.load(shift + row), LANES)
+    move_row(strips, strip, row, head, tl.load(start + row), count, tl.load(shift + row), LANES)
 
 
 def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
-    lanes, rows = lane_table(caches, start.device), len(start)
-    if not lanes.num_lanes * rows:
+    table, rows = strip_table(caches, start.device), len(start)
+    if not table.num_strips * rows:
         return
-    realign_kernel[(lanes.num_lanes * rows * lanes.heads,)](
-        lanes.rows,
+    realign_kernel[(table.num_strips * rows * table.heads,)](
+        table.rows,
         start.contiguous(),
         num_columns.contiguous(),
         shift.contiguous(),
         rows,
-        lanes.heads,
-        LANES=lanes.lanes,
+        table.heads,
+        LANES=table.lanes,
         **OPTIONS,
     )
 
@@ -117,7 +120,7 @@ _COUNTS = ["rows", "drafts", "stops", "queries", "mask_count", "heads", "max_pos
 # one compilation serves all sizes and addresses
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_READ + _WRITTEN)
 def realign_step_kernel(
-    lanes,
+    strips,
     masks,
     strides,
     draft_ids,
@@ -149,7 +152,7 @@ def realign_step_kernel(
     MASK_SIZES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program for each row, for each row and mask, then for each lane, row and head."""
+    """One program for each row, for each row and mask, then for each strip, row and head."""
     program = tl.program_id(0)
     move = program - rows * (1 + mask_count)
     row = tl.where(move < 0, program % rows, move // heads % rows)
@@ -174,8 +177,8 @@ def realign_step_kernel(
     if move >= 0:
         # the bonus token has no KV yet
         count = (own_length + n).to(tl.int32)
-        lane = move // heads // rows
-        move_row(lanes, lane, row, move % heads, own_start, count, shift, LANES)
+        strip = move // heads // rows
+        move_row(strips, strip, row, move % heads, own_start, count, shift, LANES)
     elif program >= rows:
         mask = program // rows - 1
         write_masks(masks, mask, row, queries, own_start + shift, new_end, MASK_SIZES, ALIGNED)
@@ -205,54 +208,34 @@ def realign_step_kernel(
         )
 
 
-def realign_step_(
-    caches: Sequence[Tensor],
-    tokens: Tensor,
-    draft_ids: Tensor,
-    target_ids: Tensor,
-    limit: Tensor,
-    max_length: Tensor,
-    stop_ids: Tensor,
-    n_accepted: Tensor | None,
-    start: Tensor,
-    length: Tensor,
-    new_start: Tensor,
-    new_length: Tensor,
-    position_ids: Tensor,
-    masks: Sequence[Tensor],
-    windows: Sequence[int],
-    summary: Tensor,
-    max_position: int,
-    layout: int,
-) -> None:
-    (rows, drafts), queries, device = draft_ids.shape, position_ids.shape[1], start.device
-    lanes, mask_rows = lane_table(caches, device), mask_table(masks, windows, device)
-    strides = (*tokens.stride(), *position_ids.stride(), *summary.stride(), *new_start.stride(), *new_length.stride())
-    accepted = n_accepted if n_accepted is not None else limit
-    read = (draft_ids, target_ids, limit, max_length, stop_ids, accepted, start, length)
-    realign_step_kernel[(rows * (1 + len(masks) + lanes.num_lanes * lanes.heads),)](
-        lanes.rows,
+def realign_step_(*arguments: Any) -> None:
+    a = StepArguments(*arguments)
+    (rows, drafts), queries, device = a.draft_ids.shape, a.position_ids.shape[1], a.start.device
+    table, mask_rows = strip_table(a.caches, device), mask_table(a.masks, a.windows, device)
+    written = (a.tokens, a.new_start, a.new_length, a.position_ids, a.summary)
+    strided = (a.tokens, a.position_ids, a.summary, a.new_start, a.new_length)
+    strides = tuple(stride for x in strided for stride in x.stride())
+    accepted = a.n_accepted if a.n_accepted is not None else a.limit
+    read = (a.draft_ids, a.target_ids, a.limit, a.max_length, a.stop_ids, accepted, a.start, a.length)
+    realign_step_kernel[(rows * (1 + len(a.masks) + table.num_strips * table.heads),)](
+        table.rows,
         mask_rows.rows,
         _strides(strides, device),
         *(x.contiguous() for x in read),
-        tokens,
-        new_start,
-        new_length,
-        position_ids,
-        summary,
+        *written,
         rows,
         drafts,
-        len(stop_ids),
+        len(a.stop_ids),
         queries,
-        len(masks),
-        lanes.heads,
-        max_position,
-        DECIDED=n_accepted is not None,
-        PACKED=layout == 1,
+        len(a.masks),
+        table.heads,
+        a.max_position,
+        DECIDED=a.n_accepted is not None,
+        PACKED=a.placement == 1,
         ROWS=_padded(rows, 32),
         CANDIDATES=_padded(drafts + 1, 16),
         QUERIES=_padded(queries, 16),
-        LANES=lanes.lanes,
+        LANES=table.lanes,
         MASK_SIZES=mask_rows.sizes,
         ALIGNED=mask_rows.aligned,
         **OPTIONS,

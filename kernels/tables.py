@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from . import strips
 from .move import NARROW_CHUNK
+from .strips import alignment, cut
 
 # of a launch: a pipelined loop could load columns after an earlier turn has overwritten them; there are no floats, but
 # Triton warns where this is left open
@@ -21,11 +21,11 @@ WIDTHS = (16, 8, 4, 2, 1)
 _MOST_TABLES = 1024
 
 
-class LaneTable(NamedTuple):
+class StripTable(NamedTuple):
     """The strips of all caches; ``rows`` and ``lanes`` are for :func:`specdec_fast.kernels.move.move_row`."""
 
     rows: Tensor
-    num_lanes: int
+    num_strips: int
     heads: int
     lanes: tuple[int, ...]
 
@@ -38,31 +38,31 @@ class MaskTable(NamedTuple):
     aligned: bool
 
 
-def lane_table(caches: Sequence[Tensor], device: torch.device) -> LaneTable:
+def strip_table(caches: Sequence[Tensor], device: torch.device) -> StripTable:
     """The strips of caches ``[B, H, C, D]``."""
-    return _lane_table(
+    return _strip_table(
         tuple((x.data_ptr(), x.element_size(), x.shape, x.stride()) for x in caches if x.numel()), device
     )
 
 
 @functools.lru_cache(_MOST_TABLES)
-def _lane_table(caches: tuple, device: torch.device) -> LaneTable:
+def _strip_table(caches: tuple, device: torch.device) -> StripTable:
     blocks = sum(shape[0] * shape[1] for _, _, shape, _ in caches)
     # where layers, rows and heads give too few blocks, the head dim is split
     pieces = -(-wanted_blocks(device) // max(blocks, 1))
-    lanes = []
+    rows = []
     for address, element, shape, strides in caches:
-        aligned = strips.alignment(address, shape, strides, element)
+        aligned = alignment(address, shape, strides, element)
         stride = strides[3] if shape[3] > 1 else 1
         outer = tuple(x * element for x in strides[:3])
         # a column may not be wider than a chunk, and a wide vector is four words
         most = NARROW_CHUNK.value // 4
-        for offset, step, vectors, size in strips.cut(shape[3], element, stride, aligned, pieces, most):
-            lanes.append((address + offset, *outer, step, shape[1], vectors, size))
-    widest = [max((vectors for *_, vectors, size in lanes if size == width), default=0) for width in WIDTHS]
+        for offset, step, vectors, size in cut(shape[3], element, stride, aligned, pieces, most):
+            rows.append((address + offset, *outer, step, shape[1], vectors, size))
+    widest = [max((vectors for *_, vectors, size in rows if size == width), default=0) for width in WIDTHS]
     # a vector of 16 bytes is moved as four words
     padded = tuple(triton.next_power_of_2(n * (4 if i == 0 else 1)) if n else 0 for i, n in enumerate(widest))
-    return LaneTable(device_rows(lanes, device), len(lanes), max((lane[5] for lane in lanes), default=1), padded)
+    return StripTable(device_rows(rows, device), len(rows), max((row[5] for row in rows), default=1), padded)
 
 
 def mask_table(masks: Sequence[Tensor], windows: Sequence[int], device: torch.device) -> MaskTable:

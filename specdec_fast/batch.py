@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .commits import Commit
+
 
 class Batch(ABC):
     """Rows decoded together, and the models whose KV caches follow them.
@@ -78,12 +80,11 @@ class Batch(ABC):
             n_accepted: ``[B]`` int64, or ``None`` for the longest prefix that equals ``target_ids``.
 
         Returns:
-            ``[B, K + 4]``: accepted drafts, 1 for a finished row, the layout's own column, then K + 1 tokens, of which
-            the first ``n_accepted_b + 1`` are committed. Once read, :meth:`advance` follows on the host.
+            What :func:`specdec_fast.commits.read` reads; :meth:`advance` follows on the host.
         """
 
     @abstractmethod
-    def advance(self, summary: list[list[int]]) -> list[int]:
+    def advance(self, commits: list[Commit]) -> list[int]:
         """Follow :meth:`commit` on the host and let finished rows go; returns which rows stay, in their new order."""
 
 

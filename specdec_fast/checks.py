@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
+
+from .arguments import AttentionArguments, StepArguments
 
 if TYPE_CHECKING:
     from .ragged import Packing
@@ -93,20 +95,6 @@ def ragged_attention(
         )
 
 
-class AttentionArguments(NamedTuple):
-    """The arguments of ``ragged_attention_`` in the order of its schema."""
-
-    out: Tensor
-    query: Tensor
-    k_pool: Tensor
-    v_pool: Tensor
-    table: Tensor
-    scale: float
-    window: int | None
-    soft_cap: float | None
-    sinks: Tensor | None
-
-
 def ragged_attention_shapes(*args) -> None:
     a = AttentionArguments(*args)
     device, dtype = a.query.device, a.query.dtype
@@ -165,29 +153,6 @@ def _need_attention(
             _refuse(f"sinks is {sinks.dtype}; need float16, bfloat16, float32 or float64")
 
 
-class StepArguments(NamedTuple):
-    """The arguments of ``realign_step_`` in the order of its schema."""
-
-    caches: Sequence[Tensor]
-    tokens: Tensor
-    draft_ids: Tensor
-    target_ids: Tensor
-    limit: Tensor
-    max_length: Tensor
-    stop_ids: Tensor
-    n_accepted: Tensor | None
-    start: Tensor
-    length: Tensor
-    new_start: Tensor
-    new_length: Tensor
-    position_ids: Tensor
-    masks: Sequence[Tensor]
-    windows: Sequence[int]
-    summary: Tensor
-    max_position: int
-    layout: int
-
-
 def realign_step_shapes(*args) -> None:
     a = StepArguments(*args)
     device = a.start.device
@@ -218,8 +183,8 @@ def realign_step_shapes(*args) -> None:
             _refuse(f"windows[{i}] is {window}; need a size, or 0 for full attention")
     if a.max_position < 0:
         _refuse(f"max_position is {a.max_position}; need at least 0")
-    if a.layout not in (0, 1):
-        _refuse(f"layout is {a.layout}; need 0 (minimal move) or 1 (packed)")
+    if a.placement not in (0, 1):
+        _refuse(f"placement is {a.placement}; need 0 (minimal move) or 1 (packed)")
 
 
 def realign_step_memory(*args) -> None:

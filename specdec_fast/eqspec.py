@@ -240,13 +240,13 @@ class _Run:
 
     def _verify(self, drafts: Drafts, *, is_round: bool = False) -> None:
         rows = self.active
-        accepted, finished, stay = self.rounds.verify(rows, drafts)
-        self.active = [rows[slot] for slot in stay]
+        outcomes, stay = self.rounds.verify(rows, drafts)
+        self.active = [rows[place] for place in stay]
         if is_round:
-            self.rounds.count(rows, drafts.counts, accepted)
+            self.rounds.count(rows, drafts.counts, outcomes)
             self.stats.host_reads += 1
-            counts = [(r.result.index, d, n) for r, d, n in zip(rows, drafts.counts, accepted, strict=True)]
+            counts = [(r.result.index, d, x.accepted) for r, d, x in zip(rows, drafts.counts, outcomes, strict=True)]
             self.stats.accepted_by_round.append(counts)
-        for row, has_ended in zip(rows, finished, strict=True):
-            if has_ended and self.on_finish:
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome.finished and self.on_finish:
                 self.on_finish(row.result)

@@ -75,8 +75,8 @@ class GatheredModel(RaggedModel):
         columns = ids.new_full((len(segments), past + width), -1)
         for b, (s, text) in enumerate(zip(segments, texts, strict=True)):
             ids[b, width - s.size :] = text
-            columns[b, past - s.start : past] = torch.arange(s.start)
-            columns[b, past + width - s.size :] = torch.arange(s.start, s.end)
+            columns[b, past - s.start : past] = torch.arange(s.start, device=ids.device)
+            columns[b, past + width - s.size :] = torch.arange(s.start, s.end, device=ids.device)
         positions = columns[:, past:].clamp(0, self.traits.max_position)
         windows, dtype = self.traits.windows, self.model.dtype
         masks = {name: _mask(columns, columns[:, past:], window, dtype) for name, window in windows.items()}

@@ -104,7 +104,7 @@ def realign_step_(
     windows: Sequence[int],
     summary: Tensor,
     max_position: int,
-    layout: int = 0,
+    placement: int = 0,
 ) -> None:
     """Commit a padded round: accept, append, choose the new right edge, move, and prepare the next forward.
 
@@ -151,7 +151,7 @@ def realign_step_(
         ``end' - (end + n_accepted + 1)`` unless it is finished.
     max_position
         Largest position ID of the model.
-    layout
+    placement
         0 moves the fewest columns (:func:`specdec_fast.reference.plan_realign`), 1 moves every row to minimal padding
         (:func:`specdec_fast.reference.plan_packed`).
 
@@ -177,7 +177,7 @@ def realign_step_(
     # fmt: off
     torch.ops.specdec_fast.realign_step_.default(
         caches, tokens, draft_ids, target_ids, limit, max_length, stop_ids, n_accepted, start, length,
-        new_start, new_length, position_ids, masks, windows, summary, max_position, layout,
+        new_start, new_length, position_ids, masks, windows, summary, max_position, placement,
     )
     # fmt: on
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from . import compat, ops, reference
 from .batch import Batch, Follower
 from .cache import PaddedCache
+from .commits import Commit
 
 MaskKind = tuple[torch.dtype, int | None]
 
@@ -134,23 +135,23 @@ class PaddedBatch(Batch):
         self.start, self.length = new_start, new_length
         return summary
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
+    def advance(self, commits: list[Commit]) -> list[int]:
         """A hole is filled by the last row, so that as few rows as possible are copied."""
-        new_end = summary[0][2]
+        new_end = commits[0].column
         self._prepared = range(new_end - 2, new_end - 2 + self._num_queries)
-        for length, (n, finished, *_) in zip(self.lengths, summary, strict=True):
-            if not finished and new_end != self.end + n + 1:
-                self._count_moved(length + n)
+        for length, row in zip(self.lengths, commits, strict=True):
+            if not row.finished and new_end != self.end + row.accepted + 1:
+                self._count_moved(length + row.accepted)
         self.end = new_end
-        self.lengths = [length + line[0] + 1 for length, line in zip(self.lengths, summary, strict=True)]
-        keep = [row for row, line in enumerate(summary) if not line[1]]
+        self.lengths = [length + row.accepted + 1 for length, row in zip(self.lengths, commits, strict=True)]
+        keep = [place for place, row in enumerate(commits) if not row.finished]
         if len(keep) == len(self.lengths):
             return keep
         return self._keep_rows(keep)
 
     def _keep_rows(self, keep: list[int]) -> list[int]:
         order = list(range(len(keep)))
-        holes = [slot for slot in order if slot not in keep]
+        holes = [place for place in order if place not in keep]
         sources = [row for row in keep if row >= len(keep)]
         for hole, source in zip(holes, sources, strict=True):
             order[hole] = source
@@ -159,11 +160,11 @@ class PaddedBatch(Batch):
         self.start, self.length, self.max_length = self.start[index], self.length[index], self.max_length[index]
         if holes:
             span = (self.first_column, self.end)
-            slots, rows = (torch.tensor(x, device=self.start.device) for x in (holes, sources))
+            places, rows = (torch.tensor(x, device=self.start.device) for x in (holes, sources))
             for x in (self.tokens, self._positions, *self._masks.values()):
-                x[slots] = x[rows]
+                x[places] = x[rows]
             for cache in self._caches:
-                cache.replace_rows(slots, rows, span)
+                cache.replace_rows(places, rows, span)
             self._count_moved(len(holes) * (span[1] - span[0]))
         return order
 

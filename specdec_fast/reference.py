@@ -8,9 +8,13 @@ next verify. No function here reads a tensor back to the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .arguments import StepArguments
+from .commits import packed
 
 
 def accept_greedy(draft_ids: Tensor, target_ids: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,45 +275,29 @@ def attention_mask(
     return mask_values(visible_columns(start, query, column, window), dtype)[:, None]
 
 
-def realign_step_(
-    caches: Sequence[Tensor],
-    tokens: Tensor,
-    draft_ids: Tensor,
-    target_ids: Tensor,
-    limit: Tensor,
-    max_length: Tensor,
-    stop_ids: Tensor,
-    n_accepted: Tensor | None,
-    start: Tensor,
-    length: Tensor,
-    new_start: Tensor,
-    new_length: Tensor,
-    new_position_ids: Tensor,
-    masks: Sequence[Tensor],
-    windows: Sequence[int],
-    summary: Tensor,
-    max_position: int,
-    layout: int,
-) -> None:
-    """The whole commit of a padded round; :func:`specdec_fast.ops.realign_step_` explains the arguments."""
-    n_accepted, committed, finished = judge(draft_ids, target_ids, limit, n_accepted, length, max_length, stop_ids)
-    end = start[0] + length[0]
-    if layout == 0:
-        new_end, shift = plan_realign(start, end, n_accepted, finished, draft_ids.shape[1])
+def realign_step_(*arguments: Any) -> None:
+    """The whole commit of a padded round; arguments are :class:`~specdec_fast.arguments.StepArguments`."""
+    a = StepArguments(*arguments)
+    n_accepted, committed, finished = judge(
+        a.draft_ids, a.target_ids, a.limit, a.n_accepted, a.length, a.max_length, a.stop_ids
+    )
+    end = a.start[0] + a.length[0]
+    if a.placement == 0:
+        new_end, shift = plan_realign(a.start, end, n_accepted, finished, a.draft_ids.shape[1])
     else:
-        new_end, shift = plan_packed(start, end, n_accepted, finished)
-    num_columns = (length + n_accepted) * ~finished
-    realign_(caches, start, num_columns, shift)
-    append_tokens_(tokens, end, committed, n_accepted)
+        new_end, shift = plan_packed(a.start, end, n_accepted, finished)
+    num_columns = (a.length + n_accepted) * ~finished
+    realign_(a.caches, a.start, num_columns, shift)
+    append_tokens_(a.tokens, end, committed, n_accepted)
     # the bonus token has no KV yet
-    realign_([tokens[:, None, :, None]], start, num_columns + 1, shift)
-    new_start.copy_(start + shift)
-    new_length.copy_(length + n_accepted + 1)
+    realign_([a.tokens[:, None, :, None]], a.start, num_columns + 1, shift)
+    a.new_start.copy_(a.start + shift)
+    a.new_length.copy_(a.length + n_accepted + 1)
     # a draft model's first step feeds the last two tokens
-    first_query, num_queries = new_end - 2, new_position_ids.shape[1]
-    new_position_ids.copy_(position_ids(new_start, first_query, num_queries, max_position))
-    query = first_query + torch.arange(num_queries, device=start.device)
-    for mask, window in zip(masks, windows, strict=True):
-        column = torch.arange(mask.shape[3], device=start.device)
-        mask.copy_(mask_values(visible_columns(new_start, query, column, window or None), mask.dtype)[:, None])
-    summary.copy_(torch.cat([torch.stack([n_accepted, finished, new_end.expand_as(start)], 1), committed], 1))
+    first_query, num_queries = new_end - 2, a.position_ids.shape[1]
+    a.position_ids.copy_(position_ids(a.new_start, first_query, num_queries, a.max_position))
+    query = first_query + torch.arange(num_queries, device=a.start.device)
+    for mask, window in zip(a.masks, a.windows, strict=True):
+        column = torch.arange(mask.shape[3], device=a.start.device)
+        mask.copy_(mask_values(visible_columns(a.new_start, query, column, window or None), mask.dtype)[:, None])
+    a.summary.copy_(packed(n_accepted, finished, new_end.expand_as(a.start), committed))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-from . import compat
+from . import commits, compat
 from .batch import Batch
 from .decoder import Decoder
 from .drafters import Drafts
 from .errors import InputError
 from .result import GenerationStats, RowResult
+from .scheduler import Outcome
 from .timing import StageClock
 
 
@@ -24,14 +24,6 @@ class Row:
     text: list[int]
     remaining: int
     result: RowResult
-
-
-class Verdict(NamedTuple):
-    """Per row of a round: drafts accepted, and whether it has ended; ``stay`` are the other rows in their new order."""
-
-    accepted: list[int]
-    finished: list[bool]
-    stay: list[int]
 
 
 class Rounds:
@@ -63,8 +55,12 @@ class Rounds:
         """Empty drafts for ``rows`` rows."""
         return Drafts(torch.zeros(rows, 0, dtype=torch.int64, device=self.batch.device), [0] * rows)
 
-    def verify(self, rows: Sequence[Row], drafts: Drafts) -> Verdict:
-        """Let the target judge the drafts, and append what it commits to each row."""
+    def verify(self, rows: Sequence[Row], drafts: Drafts) -> tuple[list[Outcome], list[int]]:
+        """Let the target judge the drafts, and append what it commits to each row.
+
+        Returns:
+            Outcomes in the order of ``rows``, and the places of those that have not ended, in their new order.
+        """
         batch, clock = self.batch, self.clock
         compat.refuse_autocast(batch.device)
         with clock.stage("verify"):
@@ -73,23 +69,22 @@ class Rounds:
             limit = torch.tensor(drafts.counts, dtype=torch.int64, device=batch.device)
             target_ids, n_accepted = self.decoder.acceptance(drafts.ids, limit, logits)
         with clock.stage("commit"):
-            # the one device-to-host copy of a round
-            summary = batch.commit(drafts.ids, target_ids, limit, n_accepted).tolist()
-            for row, (n, _, _, *tokens) in zip(rows, summary, strict=True):
-                self._append(row, tokens[: n + 1])
-            stay = batch.advance(summary)
-        return Verdict([line[0] for line in summary], [bool(line[1]) for line in summary], stay)
+            committed = commits.read(batch.commit(drafts.ids, target_ids, limit, n_accepted))
+            for row, commit in zip(rows, committed, strict=True):
+                self._append(row, commit.tokens)
+            stay = batch.advance(committed)
+        return [Outcome(commit.accepted, commit.finished) for commit in committed], stay
 
-    def count(self, rows: Sequence[Row], drafted: Sequence[int], accepted: Sequence[int]) -> None:
+    def count(self, rows: Sequence[Row], drafted: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Add a round of ``rows`` to their counters and to ``stats``."""
-        for row, d, n in zip(rows, drafted, accepted, strict=True):
+        for row, d, outcome in zip(rows, drafted, outcomes, strict=True):
             row.result.rounds += 1
             row.result.drafted += d
-            row.result.accepted += n
+            row.result.accepted += outcome.accepted
         self.stats.rounds += bool(rows)
         self.stats.row_rounds += len(rows)
         self.stats.drafted += sum(drafted)
-        self.stats.accepted += sum(accepted)
+        self.stats.accepted += sum(outcome.accepted for outcome in outcomes)
 
     def _checked(self, drafts: Drafts, limits: list[int]) -> Drafts:
         """Drafts cut to the columns in use, or an error that names what the drafter got wrong."""

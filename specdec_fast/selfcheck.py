@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import compat
+from . import commits, compat
 from .errors import UnsupportedModelError
 from .fingerprint import Fingerprint, Key, can_be_a_counter, differences, fingerprint
 from .layouts import LAYOUTS
@@ -285,7 +285,7 @@ def _ragged_differences(model: PreTrainedModel, layout: str, rows: list[Tensor],
             differences.append(_differences(logits[b, : n + 1], alone[b][first : first + n + 1]))
         n_accepted = input_ids.new_tensor(accepted)
         target_ids = torch.stack([row[k : k + num_drafts + 1] for row, k in zip(rows, known)])
-        batch.advance(batch.commit(drafts, target_ids, n_accepted, n_accepted).tolist())
+        batch.advance(commits.read(batch.commit(drafts, target_ids, n_accepted, n_accepted)))
         known = [k + n + 1 for k, n in zip(known, accepted)]
     return differences
 

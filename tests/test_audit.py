@@ -10,7 +10,7 @@ from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_m
 
 from specdec_fast import ModelDrafter
 from specdec_fast.audit.candidates import foreign, resolve
-from specdec_fast.audit.compare import Answer, Run
+from specdec_fast.audit.compare import CandidateRow, Run
 from specdec_fast.audit.diagnosis import Observation, diagnose
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.runner import Judge, decode
@@ -33,13 +33,13 @@ def make_setting(family="llama", seed=1, **changes):
 
 
 def audit(candidate, setting, batch_size=3, prompts=PROMPTS):
-    answers: dict[int, Answer] = {}
+    answers: dict[int, CandidateRow] = {}
     decode(
         candidate,
         setting,
         prompts,
         batch_size,
-        lambda index, row, seconds: answers.update({index: Answer(row.token_ids, seconds)}),
+        lambda index, row, seconds: answers.update({index: CandidateRow(row.token_ids, seconds)}),
     )
     ordered = [answers[index] for index in range(len(prompts))]
     judge = Judge(setting, Oracle(setting.target, **setting.limits), prompts)

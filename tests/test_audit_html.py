@@ -295,7 +295,7 @@ def test_the_map_shows_where_each_row_leaves_the_oracle():
     report = make_report(make_run("bad", rows), make_run("long", [make_row(0, length=10)] * 3), prompts=3)
     chart = Chart.of(report.runs[0], report)
     assert chart.width == 10 and list(chart.ticks) == [0, 2, 4, 6, 8]
-    assert [(lane.matched, lane.after, lane.end, lane.score) for lane in chart.lanes] == [
+    assert [(bar.matched, bar.after, bar.end, bar.score) for bar in chart.bars] == [
         (30, 40, 30, "3/3"),
         (10, 20, 40, "1/3"),
         (20, 30, 20, "2/3"),

@@ -44,9 +44,9 @@ def accepted_by_round(monkeypatch):
     rounds, verify = [], Rounds.verify
 
     def logged(self, rows, drafts):
-        verdict = verify(self, rows, drafts)
-        rounds.append([n for n, drafted in zip(verdict.accepted, drafts.counts, strict=True) if drafted])
-        return verdict
+        outcomes, stay = verify(self, rows, drafts)
+        rounds.append([x.accepted for x, drafted in zip(outcomes, drafts.counts, strict=True) if drafted])
+        return outcomes, stay
 
     monkeypatch.setattr(Rounds, "verify", logged)
     return rounds

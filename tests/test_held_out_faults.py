@@ -8,8 +8,9 @@ import torch
 from tiny_models import DRAFT_NOISE, left_pad, make_draft, make_model, make_prompts
 from transformers import PreTrainedModel
 
-from benchmarks.held_out import FOURTH, HELD_OUT, SECOND, THIRD, HeldOut, Suspect
+from benchmarks.held_out import FOURTH, HELD_OUT, SECOND, THIRD, HeldOut
 from specdec_fast import EQSpec, ModelDrafter
+from specdec_fast.audit.diagnosis import Invariant
 from specdec_fast.audit.probe.violation import Kind
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.result import GenerationResult
@@ -72,7 +73,7 @@ def test_a_short_window_spoils_nothing_without_windows():
 @pytest.mark.parametrize("fault", ALL.values(), ids=ALL)
 def test_findings_have_names_that_exist(fault):
     assert fault.kind in (None, *get_args(Kind))
-    assert fault.suspect in (None, *get_args(Suspect))
+    assert fault.suspect in (None, *get_args(Invariant))
 
 
 def test_no_two_candidates_share_a_name_or_a_class():

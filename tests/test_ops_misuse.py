@@ -76,7 +76,7 @@ def step_arguments() -> dict:
         "windows": [0, 3],
         "summary": torch.zeros(ROWS, DRAFTS + 4, dtype=torch.int64),
         "max_position": 50,
-        "layout": 0,
+        "placement": 0,
     }
 
 
@@ -196,7 +196,7 @@ STEP = CACHES | {
     "windows": (change("windows", [0]), r"windows has 1 entries, masks 2"),
     "window < 0": (change("windows", [0, -1]), r"windows\[1\] is -1; need "),
     "max_position": (change("max_position", -1), r"max_position is -1; need at least 0"),
-    "layout": (change("layout", 2), r"layout is 2; need 0 \(minimal move\) or 1 \(packed\)"),
+    "placement": (change("placement", 2), r"placement is 2; need 0 \(minimal move\) or 1 \(packed\)"),
     "start < 0": (change("start", ints(2, 3, -1)), r"start\[2\] is -1; need at least 0"),
     "length 0": (change("length", ints(0, 5, 4)), r"length\[0\] is 0; the row starts at 2 and K is 2, need 1\.\.7"),
     "length beyond": (

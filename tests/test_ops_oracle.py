@@ -81,7 +81,7 @@ def sees(query: int, column: int, start: int, window: int) -> bool:
 
 def step_oracle(
     caches, tokens, draft_ids, target_ids, limit, max_length, stop_ids, n_accepted, start, length,
-    new_start, new_length, position_ids, masks, windows, summary, max_position, layout,
+    new_start, new_length, position_ids, masks, windows, summary, max_position, placement,
 ):  # fmt: skip
     num_drafts = draft_ids.shape[1]
     end = int(start[0] + length[0])
@@ -94,7 +94,7 @@ def step_oracle(
         row = {"n": n, "gained": gained, "start": int(start[b]), "length": int(length[b])}
         row["finished"] = bool(stops & set(gained)) or row["length"] + n + 1 >= int(max_length[b])
         rows.append(row)
-    new_end = packed_end(end, rows) if layout else cheapest_end(end, rows, num_drafts)
+    new_end = packed_end(end, rows) if placement else cheapest_end(end, rows, num_drafts)
     for b, row in enumerate(rows):
         n, first = row["n"], row["start"]
         tokens[b, end : end + n + 1] = torch.tensor(row["gained"])

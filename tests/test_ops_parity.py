@@ -126,7 +126,7 @@ def step_cases(draw):
     case = {"shapes": draw(cache_shapes(max_caches=2)), "num_drafts": draw(st.integers(0, 8))}
     case["accept"] = draw(st.sampled_from([*["any"] * 6, "all", "none", "uniform"]))
     case["decided"] = draw(st.booleans())
-    case["layout"] = draw(st.integers(0, 1))
+    case["placement"] = draw(st.integers(0, 1))
     case["queries"] = draw(st.integers(0, 11))
     masks = st.tuples(st.sampled_from(MASK_DTYPES), st.integers(0, 60), st.booleans())
     case["masks"] = draw(st.lists(masks, max_size=3))
@@ -184,7 +184,7 @@ def step_arguments(arena: Arena, case: dict) -> list:
         [window for _, window, _ in case["masks"]],
         arena.matrix(rows, num_drafts + 4, integers, case["transposed"]),
         case["max_position"],
-        case["layout"],
+        case["placement"],
     ]
 
 

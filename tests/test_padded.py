@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_fast import reference
+from specdec_fast import commits, reference
 from specdec_fast.padded import PaddedBatch
 
 FULL, WINDOW = (torch.float64, None), (torch.float64, 3)
@@ -54,10 +54,10 @@ MODEL = SimpleNamespace(mask_kinds=[FULL, WINDOW])
 
 
 def commit(batch, drafts, accepted):
-    """Accept ``accepted`` drafts of every row, with 77 as the bonus; returns the summary on the host."""
+    """Accept ``accepted`` drafts of every row, with 77 as the bonus; returns the commits on the host."""
     accepted = torch.tensor(accepted)
     target_ids = torch.full((len(batch), drafts.shape[1] + 1), 77)
-    return batch.commit(drafts, target_ids, accepted, accepted).tolist()
+    return commits.read(batch.commit(drafts, target_ids, accepted, accepted))
 
 
 def prefilled(texts, **options):
@@ -102,7 +102,7 @@ def test_any_rounds_keep_every_entry(data):
         batch.max_length = torch.tensor([0 if s else 10**6 for s in stop])
         before, counted = batch.end, batch.bytes_moved
         summary = commit(batch, drafts, accepted)
-        assert [bool(line[1]) for line in summary] == stop
+        assert [row.finished for row in summary] == stop
         order = batch.advance(summary)
         shifted = [
             len(texts[row]) - 1 for row, s, n in zip(rows, stop, accepted) if not s and before + n + 1 != batch.end
@@ -171,7 +171,7 @@ def test_one_operator_moves_target_and_draft():
         summary = batch.commit(*arguments)
     kernels = [name for name in dispatched.names if name not in ("aten::slice", "aten::new_empty", "aten::alias")]
     assert kernels == ["specdec_fast::realign_step_"]
-    batch.advance(summary.tolist())
+    batch.advance(commits.read(summary))
     assert batch.bytes_moved == 4 * 2 * cache.bytes_per_column
 
 

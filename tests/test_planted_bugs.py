@@ -5,7 +5,7 @@ import torch
 from decoding import Comparison, decode, plant_in_attention
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
-from specdec_fast import ModelDrafter, ops, padded, reference
+from specdec_fast import ModelDrafter, commits, ops, padded, reference
 from specdec_fast.acceptance import GreedyAcceptance
 from specdec_fast.layouts import LAYOUTS
 from specdec_fast.ragged import Segment, model
@@ -47,7 +47,7 @@ def rejected_entry_kept(monkeypatch):
         return shown
 
     monkeypatch.setattr(padded.PaddedBatch, "commit", keeping)
-    monkeypatch.setattr(padded.PaddedBatch, "advance", lambda self, _: advance(self, self.kept.tolist()))
+    monkeypatch.setattr(padded.PaddedBatch, "advance", lambda self, _: advance(self, commits.read(self.kept)))
 
 
 def bonus_from_the_draft(monkeypatch):

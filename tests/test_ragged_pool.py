@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import FAMILIES, make_model
 
-from specdec_fast import compat
+from specdec_fast import commits, compat
 from specdec_fast.errors import InputError
 from specdec_fast.ragged import RaggedPool, Segment
 
@@ -63,9 +63,9 @@ class Rows:
         if verify:
             accepted = torch.tensor([right for _, right in verify.values()])
             target = torch.stack([self.text[s][pool.lengths[s] :][: width + 1] for s in verify])
-            summary = pool.commit(drafts, target, accepted, accepted).tolist()
-            assert [line[0] for line in summary] == accepted.tolist()
-            stay = pool.advance(summary)
+            committed = commits.read(pool.commit(drafts, target, accepted, accepted))
+            assert [row.accepted for row in committed] == accepted.tolist()
+            stay = pool.advance(committed)
             for slot in [slot for b, slot in enumerate(verify) if b not in stay]:
                 del self.text[slot]
         for slot in self.text:

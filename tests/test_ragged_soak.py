@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_model, make_prompts
 
+from specdec_fast import commits
 from specdec_fast.acceptance import GreedyAcceptance
 from specdec_fast.errors import InputError
 from specdec_fast.ragged import RaggedPool, Segment
@@ -65,16 +66,16 @@ class Server:
             limit = torch.tensor(counts)
             judged = GreedyAcceptance()(drafts, limit, logits[pool.rectangle(counts, max(counts) + 1)])
             self.drafted += sum(counts)
-            self.deliver(ready, pool.commit(drafts, judged[0], limit, judged[1]).tolist())
+            self.deliver(ready, commits.read(pool.commit(drafts, judged[0], limit, judged[1])))
 
     def room(self, slot):
         return NEW_TOKENS - len(self.output[slot]) - 1
 
-    def deliver(self, ready, summary):
-        self.pool.advance(summary)
-        for slot, (n, finished, _, *tokens) in zip(ready, summary):
+    def deliver(self, ready, committed):
+        self.pool.advance(committed)
+        for slot, (n, finished, _, tokens) in zip(ready, committed):
             self.accepted += n
-            self.output[slot] += tokens[: n + 1]
+            self.output[slot] += tokens
             right = self.texts[self.prompt_of[slot]]
             # a block may hold tokens beyond the end of its row
             assert self.output[slot][: len(right)] == right[: len(self.output[slot])]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks import grouping, grouping_report
 from benchmarks.grouping import Case
-from benchmarks.simulation import POLICIES, CostModel, Job, Workload, percentile, simulate
+from benchmarks.simulation import POLICIES, CostModel, Job, Traffic, percentile, simulate
 from specdec_fast.scheduler import Scheduler
 
 FIELDS = (
@@ -35,17 +35,17 @@ def measured():
 
 
 def test_the_same_rows_whatever_the_policy():
-    workload = Workload(max_new_tokens=40)
+    traffic = Traffic(max_new_tokens=40)
     traces = []
     for policy in POLICIES.values():
-        scheduler = Scheduler(batch_size=4, policy=policy, max_columns=workload.max_columns, prefill_tokens=1000)
-        traces.append(simulate(scheduler, workload.jobs(60), workload))
-    jobs = list(workload.jobs(60))
+        scheduler = Scheduler(batch_size=4, policy=policy, max_columns=traffic.max_columns, prefill_tokens=1000)
+        traces.append(simulate(scheduler, traffic.jobs(60), traffic))
+    jobs = list(traffic.jobs(60))
     for trace in traces:
         assert len(trace.records) == 60
         assert trace.tokens == sum(job.new_tokens for job in jobs)
     # alone in a batch, a row's rounds depend on its luck only
-    alone = [simulate(Scheduler(batch_size=1), [job], workload).rounds_of_rows[0] for job in jobs]
+    alone = [simulate(Scheduler(batch_size=1), [job], traffic).rounds_of_rows[0] for job in jobs]
     for trace in traces:
         assert sorted(record.rounds for record in trace.records) == sorted(alone)
 
@@ -74,25 +74,25 @@ def test_time_and_latency_by_hand():
     assert (ragged.rounds_of_rows, padded.rounds_of_rows) == ([3, 3], [3])
 
 
-def test_workload():
-    workload = Workload((5, 9), max_new_tokens=50, mean_new_tokens=20, rate=0.6)
-    jobs = list(workload.jobs(4000, seed=1, arrival_rate=0.5))
+def test_traffic():
+    traffic = Traffic((5, 9), max_new_tokens=50, mean_new_tokens=20, rate=0.6)
+    jobs = list(traffic.jobs(4000, seed=1, arrival_rate=0.5))
     assert {job.prompt_length for job in jobs} == set(range(5, 10))
     mean = sum((1 - 1 / 20) ** n for n in range(50))
     assert sum(job.new_tokens for job in jobs) / 4000 == pytest.approx(mean, rel=0.05)
     assert sum(job.rate for job in jobs) / 4000 == pytest.approx(0.6, rel=0.02)
     assert jobs[-1].arrival / 4000 == pytest.approx(2, rel=0.06)
-    assert jobs == list(workload.jobs(4000, seed=1, arrival_rate=0.5))
-    assert {job.new_tokens for job in replace(workload, mean_new_tokens=math.inf).jobs(5)} == {50}
+    assert jobs == list(traffic.jobs(4000, seed=1, arrival_rate=0.5))
+    assert {job.new_tokens for job in replace(traffic, mean_new_tokens=math.inf).jobs(5)} == {50}
 
 
 def test_conversations_take_their_turns():
-    workload = Workload((5, 9), max_new_tokens=10, turns=3, think_time=4.0, added_tokens=7)
-    scheduler = Scheduler(batch_size=2, max_columns=workload.max_columns)
-    trace = simulate(scheduler, workload.jobs(20, arrival_rate=0.1), workload)
+    traffic = Traffic((5, 9), max_new_tokens=10, turns=3, think_time=4.0, added_tokens=7)
+    scheduler = Scheduler(batch_size=2, max_columns=traffic.max_columns)
+    trace = simulate(scheduler, traffic.jobs(20, arrival_rate=0.1), traffic)
     assert len(trace.records) == 60
-    job = next(workload.jobs(1))
-    following = workload.next_turn(job, now=50.0)
+    job = next(traffic.jobs(1))
+    following = traffic.next_turn(job, now=50.0)
     assert following.prompt_length == job.prompt_length + job.new_tokens + 7
     assert following.arrival > 50
     assert following.turns == job.turns - 1 == 1
@@ -106,10 +106,10 @@ def test_percentile():
 
 
 def test_thousands_of_rounds_a_second():
-    workload = Workload()
-    scheduler = Scheduler(batch_size=8, layout="padded", max_columns=workload.max_columns)
+    traffic = Traffic()
+    scheduler = Scheduler(batch_size=8, layout="padded", max_columns=traffic.max_columns)
     began = time.process_time()
-    trace = simulate(scheduler, workload.jobs(256), workload)
+    trace = simulate(scheduler, traffic.jobs(256), traffic)
     # about 10,000 a second on one slow core
     assert trace.rounds / (time.process_time() - began) > 1000
 

@@ -102,17 +102,17 @@ def test_far_moves(shift):
     gates.moves_far(run, shift)
 
 
-@pytest.mark.parametrize(("wanted", "lanes"), [(1, 1), (4, 2), (1000, 8)])
-def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, lanes, monkeypatch):
+@pytest.mark.parametrize(("wanted", "strips"), [(1, 1), (4, 2), (1000, 8)])
+def test_few_rows_and_heads_split_the_head_dim_and_nothing_else(wanted, strips, monkeypatch):
     monkeypatch.setattr(tables, "wanted_blocks", lambda device: wanted)
-    tables._lane_table.cache_clear()
+    tables._strip_table.cache_clear()
     arguments = [[torch.randn(1, 2, 64, 128).bfloat16()], *(torch.tensor([x]) for x in (1, 60, 3))]
     want = gates.expected("realign_", arguments)
     run("realign_", arguments)
     assert_same_memory(arguments, want)
     # 256 bytes make at most eight sectors
-    assert tables.lane_table(arguments[0], torch.device("cpu")).num_lanes == lanes
-    tables._lane_table.cache_clear()
+    assert tables.strip_table(arguments[0], torch.device("cpu")).num_strips == strips
+    tables._strip_table.cache_clear()
 
 
 def test_one_launch_for_all_layers():

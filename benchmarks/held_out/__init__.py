@@ -14,7 +14,7 @@ from .acceptance import (
     LateBonus,
     TopTwoAccepted,
 )
-from .base import HeldOut, Suspect
+from .base import HeldOut
 from .columns import (
     FirstColumnLost,
     FirstDraftTwice,
@@ -61,7 +61,7 @@ from .third import (
     StaleBonus,
 )
 
-__all__ = ["FOURTH", "HELD_OUT", "SECOND", "THIRD", "HeldOut", "Suspect"]
+__all__ = ["FOURTH", "HELD_OUT", "SECOND", "THIRD", "HeldOut"]
 
 HELD_OUT: dict[str, type[HeldOut]] = {
     "shared-position-counter": SharedPositionCounter,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from specdec_fast.audit.diagnosis import Invariant
 from specdec_fast.audit.probe.violation import Kind
 from specdec_fast.audit.strategies.correct import PaddedEQSpec
-
-Suspect = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
 
 
 class HeldOut(PaddedEQSpec):
@@ -19,4 +18,4 @@ class HeldOut(PaddedEQSpec):
     """
 
     kind: ClassVar[Kind | None]
-    suspect: ClassVar[Suspect | None]
+    suspect: ClassVar[Invariant | None]

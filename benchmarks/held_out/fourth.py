@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.acceptance import GreedyAcceptance
+from specdec_fast.commits import Commit
 from specdec_fast.padded import PaddedBatch
 
 from .base import HeldOut
@@ -117,9 +118,9 @@ class _ForgottenPaddingBatch(OverlayBatch):
     def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
         pass
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
-        order = super().advance(summary)
-        self.forgotten |= len(order) < len(summary)
+    def advance(self, commits: list[Commit]) -> list[int]:
+        order = super().advance(commits)
+        self.forgotten |= len(order) < len(commits)
         return order
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.audit.strategies.holes import HoleBatch
+from specdec_fast.commits import Commit
 
 
 class OverlayBatch(HoleBatch):
@@ -35,8 +36,8 @@ class OverlayBatch(HoleBatch):
         index = rows.nonzero()[:, 0]
         self.wrong[index, column[index]] = True
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
-        order = super().advance(summary)
+    def advance(self, commits: list[Commit]) -> list[int]:
+        order = super().advance(commits)
         self.wrong[: len(order)] = self.wrong[order]
         return order
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_fast.commits import Commit
 from specdec_fast.padded import PaddedBatch
 from specdec_fast.result import GenerationResult, RowResult
 
@@ -73,9 +74,9 @@ class LongestFirst(_Reordered):
 
 
 class _MisreadSlotsBatch(PaddedBatch):
-    def advance(self, summary: list[list[int]]) -> list[int]:
+    def advance(self, commits: list[Commit]) -> list[int]:
         budget = self.max_length - self.length
-        misread = sorted(super().advance(summary))
+        misread = sorted(super().advance(commits))
         # a row's budget goes with its name, so that it is spent on whatever text it is given
         self.max_length = self.length + budget[misread]
         return misread

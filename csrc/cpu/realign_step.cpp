@@ -178,15 +178,15 @@ void realign_step_cpu(const Tensors& caches, const Tensor& tokens, const Tensor&
                       const std::optional<Tensor>& n_accepted, const Tensor& start, const Tensor& length,
                       const Tensor& new_start, const Tensor& new_length, const Tensor& position_ids,
                       const Tensors& masks, const std::vector<int64_t>& windows, const Tensor& summary,
-                      int64_t max_position, int64_t layout) {
+                      int64_t max_position, int64_t placement) {
   const Step a{caches, tokens,    draft_ids,  target_ids,   limit, max_length, stop_ids, n_accepted,   start,
-               length, new_start, new_length, position_ids, masks, windows,    summary,  max_position, layout};
+               length, new_start, new_length, position_ids, masks, windows,    summary,  max_position, placement};
   check_realign_step(a);
   const std::vector<View> xs = views(caches);
   check_values(a, xs);
   std::vector<Row> rows = accept(a);
   const int64_t end = rows[0].start + rows[0].length;
-  const int64_t new_end = layout == 0 ? plan_minimal(rows, end, draft_ids.size(1)) : plan_packed(rows, end);
+  const int64_t new_end = placement == 0 ? plan_minimal(rows, end, draft_ids.size(1)) : plan_packed(rows, end);
   for (Row& row : rows)
     if (!row.finished) row.shift = new_end - (end + row.n_accepted + 1);
   append_and_move(a, xs, rows, end);

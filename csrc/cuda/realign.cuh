@@ -10,18 +10,18 @@ constexpr int kBlocksPerProcessor = 5;
 constexpr int kHeld = 4;
 
 // One strip of one cache tensor [B, H, C, D]; strides in bytes.
-struct Lane {
+struct CacheStrip {
   char* base;
   int64_t row_stride, head_stride, column_stride;
   int32_t heads, columns;
-  Strip strip;
+  Strip cut;
 };
 
 // kernel parameters hold 32,764 bytes
-constexpr int kMostLanes = 448;
+constexpr int kMostStrips = 448;
 
-struct LaneTable {
-  Lane lanes[kMostLanes];
+struct StripTable {
+  CacheStrip strips[kMostStrips];
 };
 
 template <class V>
@@ -64,32 +64,32 @@ __device__ void move_columns(char* first_column, int64_t column_stride, const St
 }
 
 // Columns [start, start + count) of one row and head move by `shift`.
-__device__ inline void move_row(const Lane& lane, int row, int head, int64_t start, int64_t count, int64_t shift) {
-  if (head >= lane.heads || shift == 0 || count == 0) return;
+__device__ inline void move_row(const CacheStrip& strip, int row, int head, int64_t start, int64_t count, int64_t shift) {
+  if (head >= strip.heads || shift == 0 || count == 0) return;
   const int64_t low = start + (shift < 0 ? shift : 0), high = start + count + (shift > 0 ? shift : 0);
-  if (count < 0 || low < 0 || high > lane.columns) __trap();
-  char* first = lane.base + row * lane.row_stride + head * lane.head_stride + start * lane.column_stride;
-  switch (lane.strip.vector_bytes) {
-    case 16: return move_columns<uint4>(first, lane.column_stride, lane.strip, count, shift);
-    case 8: return move_columns<uint64_t>(first, lane.column_stride, lane.strip, count, shift);
-    case 4: return move_columns<uint32_t>(first, lane.column_stride, lane.strip, count, shift);
-    case 2: return move_columns<uint16_t>(first, lane.column_stride, lane.strip, count, shift);
-    default: return move_columns<uint8_t>(first, lane.column_stride, lane.strip, count, shift);
+  if (count < 0 || low < 0 || high > strip.columns) __trap();
+  char* first = strip.base + row * strip.row_stride + head * strip.head_stride + start * strip.column_stride;
+  switch (strip.cut.vector_bytes) {
+    case 16: return move_columns<uint4>(first, strip.column_stride, strip.cut, count, shift);
+    case 8: return move_columns<uint64_t>(first, strip.column_stride, strip.cut, count, shift);
+    case 4: return move_columns<uint32_t>(first, strip.column_stride, strip.cut, count, shift);
+    case 2: return move_columns<uint16_t>(first, strip.column_stride, strip.cut, count, shift);
+    default: return move_columns<uint8_t>(first, strip.column_stride, strip.cut, count, shift);
   }
 }
 
-// Lane, row and head that a block works on; blocks of one lane are neighbours.
+// Strip, row and head that a block works on; blocks of one strip are neighbours.
 struct Place {
-  int lane, row, head;
+  int strip, row, head;
   __device__ Place(int block, int rows, int heads)
-      : lane(block / (rows * heads)), row(block / heads % rows), head(block % heads) {}
+      : strip(block / (rows * heads)), row(block / heads % rows), head(block % heads) {}
 };
 
-// One block for each lane, row and head.
+// One block for each strip, row and head.
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) realign_kernel(
-    const __grid_constant__ LaneTable table, int rows, int heads, Ids start, Ids num_columns, Ids shift) {
+    const __grid_constant__ StripTable table, int rows, int heads, Ids start, Ids num_columns, Ids shift) {
   const Place place(blockIdx.x, rows, heads);
-  move_row(table.lanes[place.lane], place.row, place.head, start(place.row), num_columns(place.row), shift(place.row));
+  move_row(table.strips[place.strip], place.row, place.head, start(place.row), num_columns(place.row), shift(place.row));
 }
 
 }  // namespace specdec_fast::gpu

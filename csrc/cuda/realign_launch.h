@@ -9,36 +9,36 @@ namespace specdec_fast::gpu {
 // shared memory that every GPU gives a block by default
 constexpr int64_t kSharedBytes = 48 << 10;
 
-// Lanes that cover all caches [B, H, C, D]. Where layers, rows and heads give fewer than `wanted_blocks` blocks, the
+// Strips that cover all caches [B, H, C, D]. Where layers, rows and heads give fewer than `wanted_blocks` blocks, the
 // head dim is split as well.
-inline std::vector<Lane> make_lanes(const std::vector<Strided>& caches, int threads, int64_t wanted_blocks) {
+inline std::vector<CacheStrip> make_strips(const std::vector<Strided>& caches, int threads, int64_t wanted_blocks) {
   int64_t blocks = 0;
   for (const Strided& x : caches) blocks += x.sizes[0] * x.sizes[1];
   blocks = std::max<int64_t>(blocks, 1);
   // a piece may come with a narrow tail, and the table has to hold both
-  const int64_t most_pieces = kMostLanes / (2 * (caches.size() + 1));
+  const int64_t most_pieces = kMostStrips / (2 * (caches.size() + 1));
   const int64_t pieces = std::max<int64_t>(std::min((wanted_blocks + blocks - 1) / blocks, most_pieces), 1);
-  std::vector<Lane> lanes;
+  std::vector<CacheStrip> strips;
   for (const Strided& x : caches) {
     if (x.is_empty()) continue;
     const int64_t element_stride = x.is_dense(3) ? x.element_bytes : x.stride_bytes(3);
     for (const Strip& strip : cut_strips(x.sizes[3], x.element_bytes, element_stride, x.alignment(), pieces, threads))
-      lanes.push_back({x.data, x.stride_bytes(0), x.stride_bytes(1), x.stride_bytes(2), int32_t(x.sizes[1]),
+      strips.push_back({x.data, x.stride_bytes(0), x.stride_bytes(1), x.stride_bytes(2), int32_t(x.sizes[1]),
                        int32_t(x.sizes[2]), strip});
   }
-  if (lanes.size() > kMostLanes) throw std::runtime_error("more cache tensors than one launch can take");
-  return lanes;
+  if (strips.size() > kMostStrips) throw std::runtime_error("more cache tensors than one launch can take");
+  return strips;
 }
 
-inline int most_heads(const std::vector<Lane>& lanes) {
+inline int most_heads(const std::vector<CacheStrip>& strips) {
   int heads = 0;
-  for (const Lane& lane : lanes) heads = std::max(heads, lane.heads);
+  for (const CacheStrip& strip : strips) heads = std::max(heads, strip.heads);
   return heads;
 }
 
-inline LaneTable make_table(const std::vector<Lane>& lanes) {
-  LaneTable table{};
-  std::copy(lanes.begin(), lanes.end(), table.lanes);
+inline StripTable make_table(const std::vector<CacheStrip>& strips) {
+  StripTable table{};
+  std::copy(strips.begin(), strips.end(), table.strips);
   return table;
 }
 

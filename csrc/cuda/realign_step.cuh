@@ -141,7 +141,7 @@ __device__ inline void commit_row(const Step& step, const Plan& plan, int row) {
   // the new tokens move with their row
   __syncthreads();
   const int64_t word = sizeof(int64_t);
-  const Lane tokens = {reinterpret_cast<char*>(step.tokens.data), step.tokens.row_stride * word, 0,
+  const CacheStrip tokens = {reinterpret_cast<char*>(step.tokens.data), step.tokens.row_stride * word, 0,
                        step.tokens.column_stride * word, 1, step.token_columns, {0, 0, 1, int32_t(word)}};
   move_row(tokens, row, 0, plan.rows[row].start, new_length, plan.shift(row));
 }
@@ -180,9 +180,9 @@ __device__ inline void write_mask(const Mask& mask, const Plan& plan, int row, i
   }
 }
 
-// Blocks: one for each row, one for each row, query and mask, then one for each lane, row and head.
+// Blocks: one for each row, one for each row, query and mask, then one for each strip, row and head.
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) realign_step_kernel(
-    const __grid_constant__ LaneTable table, const __grid_constant__ Step step, int heads) {
+    const __grid_constant__ StripTable table, const __grid_constant__ Step step, int heads) {
   const Plan plan = plan_round(step);
   const int block = blockIdx.x;
   if (block < step.rows) return commit_row(step, plan, block);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) realign_step_ke
   const Row& row = plan.rows[place.row];
   // the bonus token has no KV yet
   const int columns = row.length + row.n_accepted;
-  move_row(table.lanes[place.lane], place.row, place.head, row.start, columns, plan.shift(place.row));
+  move_row(table.strips[place.strip], place.row, place.head, row.start, columns, plan.shift(place.row));
 }
 
 }  // namespace specdec_fast::gpu

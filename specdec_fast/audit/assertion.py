@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..prompts import Prompt, check_context, encode
 from ..result import RowResult
 from .candidates import Foreign, foreign, resolve
-from .compare import Answer, Run
+from .compare import CandidateRow, Run
 from .oracle import Oracle
 from .results import AuditReport, PromptAudit, RunAudit
 from .runner import Judge, decode
@@ -135,10 +135,10 @@ def _audit(
     judge = Judge(setting, oracle, prompts, to_text=to_text)
 
     def run(batch_size: int) -> RunAudit:
-        answers: dict[int, Answer] = {}
+        answers: dict[int, CandidateRow] = {}
 
         def keep(index: int, row: RowResult, seconds: float) -> None:
-            answers[index] = Answer(row.token_ids, seconds)
+            answers[index] = CandidateRow(row.token_ids, seconds)
 
         decode(decoder, setting, prompts, batch_size, keep)
         return judge.run(Run(name, batch_size), decoder, [answers[index] for index in range(len(prompts))])

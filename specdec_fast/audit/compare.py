@@ -23,7 +23,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CandidateRow:
     """A finished row.
 
     Attributes:
@@ -60,7 +60,7 @@ class Comparison:
         self.oracle, self.prompts = oracle, prompts
         self.special_ids, self.to_text = frozenset(special_ids), to_text
 
-    def run(self, run: Run, answers: Sequence[Answer]) -> RunAudit:
+    def run(self, run: Run, answers: Sequence[CandidateRow]) -> RunAudit:
         """Verdict on the answers to all prompts."""
         check = EquivalenceCheck(self.oracle)
         for index, (prompt, answer) in enumerate(zip(self.prompts, answers, strict=True)):
@@ -81,7 +81,7 @@ class Comparison:
             tied=report.tied,
         )
 
-    def _row(self, row: RowReport, prompt: Any, answer: Answer) -> RowAudit:
+    def _row(self, row: RowReport, prompt: Any, answer: CandidateRow) -> RowAudit:
         oracle_ids, split = self.oracle.decode(prompt).token_ids, row.first_divergence
         tail = [] if split is None else answer.token_ids[split:]
         return RowAudit(
@@ -99,7 +99,7 @@ class Comparison:
         return None if split is None or self.to_text is None else token_span(token_ids, split, self.to_text)
 
 
-def _rate(answers: Sequence[Answer], batch_size: int) -> float:
+def _rate(answers: Sequence[CandidateRow], batch_size: int) -> float:
     batches = [answers[first : first + batch_size] for first in range(0, len(answers), batch_size)]
     seconds = sum(max(answer.seconds for answer in batch) for batch in batches)
     tokens = sum(len(answer.token_ids) for answer in answers)

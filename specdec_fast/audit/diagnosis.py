@@ -13,7 +13,7 @@ from typing import Literal
 from .equivalence import first_divergence, partial_match
 from .replay import Block
 
-Suspected = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
+Invariant = Literal["position_ids", "kv_cache", "padding", "acceptance", "stopping", "row_order"]
 
 CANNOT_SHOW = (
     "A constant offset of a row's position IDs: rotary embeddings are relative, so no token changes.",
@@ -21,7 +21,7 @@ CANNOT_SHOW = (
     "A fault that no row of these prompts reached; outputs show faults, never their absence.",
 )
 
-_REFUTATIONS: dict[Suspected, str] = {
+_REFUTATIONS: dict[Invariant, str] = {
     "row_order": "every answer is decoded from its own prompt when its batch holds one row",
     "stopping": "the rows still end at another place with no EOS among the stop ids",
     "acceptance": "rows go on differing when the bonus token is taken from the target's logits",
@@ -42,7 +42,7 @@ class Suspect:
         refuted_by: what would speak against it.
     """
 
-    name: Suspected
+    name: Invariant
     explained: int
     evidence: list[str]
     refuted_by: str
@@ -96,7 +96,7 @@ def _share(rows: Sequence[Observation], holds: Callable[[Observation], bool]) ->
     return sum(map(holds, rows)) / len(rows) if rows else 0.0
 
 
-def _suspect(name: Suspected, score: float, explained: Sequence[Observation], *evidence: str) -> _Scored | None:
+def _suspect(name: Invariant, score: float, explained: Sequence[Observation], *evidence: str) -> _Scored | None:
     """``score``, 0..1, orders the suspects: the share explained, lowered where another cause would do as well."""
     if score <= 0:
         return None

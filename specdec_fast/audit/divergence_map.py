@@ -14,7 +14,7 @@ _TICKS = 7
 
 
 @dataclass(frozen=True)
-class Lane:
+class Bar:
     """A prompt's line of the divergence map; positions are in percent of the map's width.
 
     Attributes:
@@ -45,17 +45,17 @@ class Chart:
 
     Attributes:
         width: token positions.
-        pitch: pixels from lane to lane.
-        label_every: lanes from label to label.
+        pitch: pixels from bar to bar.
+        label_every: bars from label to label.
         tick_every: token positions from tick to tick.
-        lanes: sorted by prompt.
+        bars: sorted by prompt.
     """
 
     width: int
     pitch: int
     label_every: int
     tick_every: int
-    lanes: list[Lane]
+    bars: list[Bar]
 
     @classmethod
     def of(cls, run: RunAudit, report: AuditReport) -> Chart:
@@ -64,16 +64,16 @@ class Chart:
         width = max(1, *oracles.values(), *(len(row.token_ids) for each in report.runs for row in each.rows))
         height = _CLEAN_HEIGHT if all(row.exact for row in run.rows) else _HEIGHT
         pitch = min(24, max(3, height // len(run.rows)))
-        lanes = [_lane(row, oracles[row.index], width) for row in sorted(run.rows, key=lambda row: row.index)]
-        return cls(width, pitch, _step(len(lanes) * pitch / _LABEL_PIXELS, len(lanes)), _step(_TICKS, width), lanes)
+        bars = [_bar(row, oracles[row.index], width) for row in sorted(run.rows, key=lambda row: row.index)]
+        return cls(width, pitch, _step(len(bars) * pitch / _LABEL_PIXELS, len(bars)), _step(_TICKS, width), bars)
 
     @property
     def height(self) -> int:
-        return self.pitch * len(self.lanes)
+        return self.pitch * len(self.bars)
 
     @property
     def bar(self) -> int:
-        """Pixels of a lane that are filled."""
+        """Pixels of a bar that are filled."""
         return min(12, self.pitch - max(1, self.pitch // 4))
 
     @property
@@ -81,10 +81,10 @@ class Chart:
         return range(0, self.width, self.tick_every)
 
 
-def _lane(row: RowAudit, oracle_tokens: int, width: int) -> Lane:
+def _bar(row: RowAudit, oracle_tokens: int, width: int) -> Bar:
     matched, length = _matched(row), len(row.token_ids)
     columns = (oracle_tokens, matched, matched + 1, length)
-    return Lane(row, oracle_tokens, *(round(100 * column / width, 3) for column in columns))
+    return Bar(row, oracle_tokens, *(round(100 * column / width, 3) for column in columns))
 
 
 def _matched(row: RowAudit) -> int:

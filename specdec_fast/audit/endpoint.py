@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EndpointError
 from ..prompts import Prompt
-from .compare import Answer, Comparison, Run
+from .compare import CandidateRow, Comparison, Run
 from .completions import Completion, CompletionsClient, Fields
 from .oracle import OracleRow
 from .results import AuditReport, PromptAudit, Unit
@@ -97,7 +97,9 @@ def judge(settings: Row, prompts: Sequence[Prompt], runs: Sequence[Run], rows: S
         for prompt, row in zip(prompts, per_run[0], strict=True)
     ]
     comparison = Comparison(oracle, range(len(prompts)), to_text=None if unit == "token ids" else "".join)
-    answers = [[Answer(_units(row, unit), row["seconds"], text=row["text"]) for row in rows] for rows in per_run[1:]]
+    answers = [
+        [CandidateRow(_units(row, unit), row["seconds"], text=row["text"]) for row in rows] for rows in per_run[1:]
+    ]
     found = [comparison.run(run, answered) for run, answered in zip(runs[1:], answers, strict=True)]
     return AuditReport(settings, audits, found, unit=unit)
 

@@ -14,7 +14,7 @@ from .results import ProbeReport
 from .setting import Setting
 
 if TYPE_CHECKING:
-    from .compare import Answer
+    from .compare import CandidateRow
 
 
 class ProbedRun(contextlib.ExitStack):
@@ -41,12 +41,12 @@ class ProbedRun(contextlib.ExitStack):
                 self.enter_context(probe)
         return self
 
-    def violation(self, answers: Sequence[Answer]) -> Violation | None:
+    def violation(self, answers: Sequence[CandidateRow]) -> Violation | None:
         """The first of the target."""
         self.target.check_answers([answer.token_ids for answer in answers])
         return self.target.violation
 
-    def report(self, replay: Replay, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> ProbeReport:
+    def report(self, replay: Replay, prompts: Sequence[list[int]], answers: Sequence[CandidateRow]) -> ProbeReport:
         """Reports what was seen, and whether drafts were accepted as often as for each row alone."""
         drafted = sum(answer.drafted for answer in answers)
         accepted = alone = None

@@ -12,7 +12,7 @@ from typing import Any
 from ..prompts import pad_left
 from ..result import RowResult
 from .candidates import Candidate
-from .compare import Answer, Comparison, Run
+from .compare import CandidateRow, Comparison, Run
 from .diagnosis import Observation, Suspect, diagnose
 from .oracle import Oracle
 from .probe import Probe
@@ -119,7 +119,7 @@ class Judge:
         self,
         run: Run,
         candidate: Candidate,
-        answers: Sequence[Answer],
+        answers: Sequence[CandidateRow],
         probe: ProbeReport | None = None,
         known: list[Suspect] | None = None,
         on_step: OnStep = lambda done, total: None,

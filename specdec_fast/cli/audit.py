@@ -23,7 +23,7 @@ from .workload import Workload
 
 if TYPE_CHECKING:
     from ..audit.candidates import Candidate
-    from ..audit.compare import Answer, Run
+    from ..audit.compare import CandidateRow, Run
     from ..audit.probed import ProbedRun
     from ..audit.results import AuditReport, Failure, ProbeReport, RunAudit
 
@@ -312,15 +312,17 @@ class _Job:
         self.screen.end_of_batch()
 
     def _audit(self, number: int, run: Run, candidate: Candidate) -> RunAudit:
-        from ..audit.compare import Answer
+        from ..audit.compare import CandidateRow
 
         probe = self._decode(number, run, candidate)
         records = [self.rows.rows[number * len(self.prompts) + index] for index in range(len(self.prompts))]
-        answers = [Answer(**{key: record[key] for key in _ANSWER}) for record in records]
+        answers = [CandidateRow(**{key: record[key] for key in _ANSWER}) for record in records]
         report = probe.report(self.judge.replay, self.work.encoded, answers) if probe else None
         return self._judge(run, candidate, answers, report)
 
-    def _judge(self, run: Run, candidate: Candidate, answers: Sequence[Answer], probe: ProbeReport | None) -> RunAudit:
+    def _judge(
+        self, run: Run, candidate: Candidate, answers: Sequence[CandidateRow], probe: ProbeReport | None
+    ) -> RunAudit:
         known = self.diagnoses.find(run, answers)
 
         def on_step(done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..paths import writing
 
 if TYPE_CHECKING:
-    from ..audit.compare import Answer, Run
+    from ..audit.compare import CandidateRow, Run
     from ..audit.diagnosis import Suspect
 
 
@@ -32,7 +32,7 @@ class Diagnoses:
         elif self._path:
             self._path.unlink(missing_ok=True)
 
-    def find(self, run: Run, answers: Sequence[Answer]) -> list[Suspect] | None:
+    def find(self, run: Run, answers: Sequence[CandidateRow]) -> list[Suspect] | None:
         """A run's diagnosis, kept with these answers."""
         from ..audit.diagnosis import Suspect
 
@@ -42,7 +42,7 @@ class Diagnoses:
         except (KeyError, TypeError):
             return None
 
-    def keep(self, run: Run, answers: Sequence[Answer], suspects: Sequence[Suspect]) -> None:
+    def keep(self, run: Run, answers: Sequence[CandidateRow], suspects: Sequence[Suspect]) -> None:
         """Write the diagnosis of a run."""
         self._known[str(run)] = {"of": _digest(answers), "suspects": [asdict(suspect) for suspect in suspects]}
         if self._path:
@@ -64,5 +64,5 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _digest(answers: Sequence[Answer]) -> str:
+def _digest(answers: Sequence[CandidateRow]) -> str:
     return hashlib.sha256(json.dumps([answer.token_ids for answer in answers]).encode()).hexdigest()

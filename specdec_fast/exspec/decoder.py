@@ -19,7 +19,7 @@ from ..scheduler import Scheduler
 from .engine import Engine, Stream
 from .executor import Executor
 from .online import Session
-from .request import TOKENIZED, Limits, parse
+from .request import TOKENIZED, PromptLimits, parse
 
 
 class EXSpec(Decoder):
@@ -97,13 +97,13 @@ class EXSpec(Decoder):
         before = self.context_before_switch(self.num_draft_tokens)
         return super().context if before is None else min(super().context, before)
 
-    def prompt_limits(self, max_new_tokens: int) -> Limits:
-        """Limits of prompts that get ``max_new_tokens`` where they do not say."""
+    def prompt_limits(self, max_new_tokens: int) -> PromptLimits:
+        """PromptLimits of prompts that get ``max_new_tokens`` where they do not say."""
         bound = f"the most of {self.max_length} tokens"
         if self.max_length == self.context:
             before = self.context < super().context
             bound += f": a longer row may pass {self.rope_switch}" if before else ", the target's context"
-        return Limits(self.vocab_size, self.max_length, bound, max_new_tokens)
+        return PromptLimits(self.vocab_size, self.max_length, bound, max_new_tokens)
 
     def generate(
         self,

@@ -74,11 +74,11 @@ class Executor:
         if not running and not riders:
             return outcomes
         self.pool.select([self.slots[id] for id in running], riders)
-        verdict = self.rounds.verify([rows[id] for id in running], drafts.extended(len(newcomers)))
-        self.rounds.count([rows[id] for id in verified], drafts.counts, verdict.accepted[: len(verified)])
-        for id, accepted, finished in zip(running, verdict.accepted, verdict.finished, strict=True):
-            outcomes.rows[id] = Outcome(accepted, finished)
-            if finished:
+        judged, _ = self.rounds.verify([rows[id] for id in running], drafts.extended(len(newcomers)))
+        self.rounds.count([rows[id] for id in verified], drafts.counts, judged[: len(verified)])
+        outcomes.rows = dict(zip(running, judged, strict=True))
+        for id, outcome in outcomes.rows.items():
+            if outcome.finished:
                 self._forget(id)
         return outcomes
 

@@ -18,8 +18,8 @@ Parsed = tuple[list[int], int] | InputError
 
 
 @dataclass
-class Limits:
-    """Limits of a prompt.
+class PromptLimits:
+    """PromptLimits of a prompt.
 
     Attributes:
         vocab_size: token ids are below it.
@@ -34,7 +34,7 @@ class Limits:
     max_new_tokens: int
 
 
-def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
+def parse(prompt: Any, limits: PromptLimits) -> tuple[list[int], int]:
     """Token ids and most new tokens of ``prompt``: a list of ids, or a dict with ``input_ids`` and limits of its own.
 
     Raises:
@@ -64,7 +64,7 @@ def parse(prompt: Any, limits: Limits) -> tuple[list[int], int]:
     return list(ids), new
 
 
-def parsed(prompt: Any, limits: Limits) -> Parsed:
+def parsed(prompt: Any, limits: PromptLimits) -> Parsed:
     """As :func:`parse`; what is wrong with the prompt is returned."""
     try:
         return parse(prompt, limits)

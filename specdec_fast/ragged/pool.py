@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from .. import reference
 from ..batch import Batch
+from ..commits import Commit, packed
 from ..errors import InputError
 from .model import RaggedModel
 from .packing import Segment
@@ -212,16 +213,16 @@ class RaggedPool(Batch):
         self.tokens[self.slots[:, None], self._ahead(committed.shape[1])] = committed
         new_length = length + n_accepted + 1
         self.length[self.slots] = new_length
-        return torch.cat([torch.stack([n_accepted, finished, new_length], 1), committed], 1)
+        return packed(n_accepted, finished, new_length, committed)
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
+    def advance(self, commits: list[Commit]) -> list[int]:
         rows = self.rows
-        for slot, (_, _, length, *_) in zip(rows, summary, strict=True):
-            self.lengths[slot] = length
+        for slot, row in zip(rows, commits, strict=True):
+            self.lengths[slot] = row.column
             for model in self.models:
                 # the bonus token has no KV yet, and that of rejected drafts counts for nothing
-                model.cache.truncate(slot, length - 1)
-        stay = [b for b, line in enumerate(summary) if not line[1]]
+                model.cache.truncate(slot, row.column - 1)
+        stay = [b for b, row in enumerate(commits) if not row.finished]
         if len(stay) < len(rows):
             self.select([rows[b] for b in stay])
             for slot in set(rows) - set(self.rows):

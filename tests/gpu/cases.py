@@ -29,7 +29,7 @@ def arguments(operation: str, budget: int, fixed: dict[str, Any] | None = None) 
 
     Args:
         fixed: what is not drawn, for kernels that are compiled anew for other values: ``caches``, and for a step
-            also ``decided``, ``layout`` and ``masks``; for an append ``sides`` and ``dtype``. With ``most_rows``
+            also ``decided``, ``placement`` and ``masks``; for an append ``sides`` and ``dtype``. With ``most_rows``
             there are no more rows than that.
     """
     cases, build = {

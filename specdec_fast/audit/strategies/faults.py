@@ -15,10 +15,11 @@ from torch import Tensor
 
 from ... import reference
 from ...acceptance import GreedyAcceptance
+from ...commits import Commit
 from ...drafters import DraftRun, ModelDrafter
 from ...errors import InputError
 from ...padded import MaskKind, PaddedBatch
-from ..diagnosis import Suspected
+from ..diagnosis import Invariant
 from ..probe.violation import Kind
 from .correct import PaddedEQSpec
 from .holes import HoleBatch
@@ -28,7 +29,7 @@ class Fault(PaddedEQSpec):
     """A decoder that is known to be wrong."""
 
     kinds: tuple[Kind, ...] = ()
-    suspects: tuple[Suspected, ...] = ()
+    suspects: tuple[Invariant, ...] = ()
 
 
 class DraftBonus(GreedyAcceptance):
@@ -61,7 +62,7 @@ class BonusFromDraft(Fault):
     """The bonus token comes from the draft."""
 
     kinds: tuple[Kind, ...] = ("wrong_token",)
-    suspects: tuple[Suspected, ...] = ("acceptance",)
+    suspects: tuple[Invariant, ...] = ("acceptance",)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs, acceptance=DraftBonus())
@@ -115,8 +116,8 @@ class _MovedOffByOneBatch(PaddedBatch):
         self._moved = (self.start != before).long()
         return summary
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
-        order = super().advance(summary)
+    def advance(self, commits: list[Commit]) -> list[int]:
+        order = super().advance(commits)
         self._moved = self._moved[order]
         return order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import reference
+from ... import commits, reference
 from ...padded import MaskKind, PaddedBatch
 
 
@@ -74,12 +74,12 @@ class HoleBatch(PaddedBatch):
         finished = reference.finished_rows(committed, n_accepted, self.length, self.max_length, self.stop_ids)
         self.length = self.length + n_accepted + 1
         new_end = torch.full_like(n_accepted, last + 1)
-        return torch.cat([torch.stack([n_accepted, finished, new_end], 1), committed], 1)
+        return commits.packed(n_accepted, finished, new_end, committed)
 
-    def advance(self, summary: list[list[int]]) -> list[int]:
-        self.end = summary[0][2]
-        self.lengths = [length + line[0] + 1 for length, line in zip(self.lengths, summary, strict=True)]
-        keep = [row for row, line in enumerate(summary) if not line[1]]
+    def advance(self, rows: list[commits.Commit]) -> list[int]:
+        self.end = rows[0].column
+        self.lengths = [length + row.accepted + 1 for length, row in zip(self.lengths, rows, strict=True)]
+        keep = [place for place, row in enumerate(rows) if not row.finished]
         order = keep if len(keep) == len(self.lengths) else self._keep_rows(keep)
         self.visible[: len(order)] = self.visible[order]
         return order

@@ -85,16 +85,16 @@ struct Pack {
 
 template <class Launch>
 void realign(Words& words, int threads, int64_t wanted_blocks, Launch launch) {
-  const std::vector<Lane> lanes = make_lanes(words.tensors(), threads, wanted_blocks);
+  const std::vector<CacheStrip> strips = make_strips(words.tensors(), threads, wanted_blocks);
   const Strided start = words.tensor(), num_columns = words.tensor(), shift = words.tensor();
-  const int rows = start.sizes[0], heads = most_heads(lanes);
-  launch(realign_kernel, rows * heads * lanes.size(), 0, make_table(lanes), rows, heads,
+  const int rows = start.sizes[0], heads = most_heads(strips);
+  launch(realign_kernel, rows * heads * strips.size(), 0, make_table(strips), rows, heads,
          ids(start), ids(num_columns), ids(shift));
 }
 
 template <class Launch>
 void realign_step(Words& words, int threads, int64_t wanted_blocks, Launch launch) {
-  const std::vector<Lane> lanes = make_lanes(words.tensors(), threads, wanted_blocks);
+  const std::vector<CacheStrip> strips = make_strips(words.tensors(), threads, wanted_blocks);
   StepTensors x;
   for (Strided* tensor : {&x.tokens, &x.draft_ids, &x.target_ids, &x.limit, &x.max_length, &x.stop_ids, &x.n_accepted,
                           &x.start, &x.length, &x.new_start, &x.new_length, &x.position_ids})
@@ -106,9 +106,9 @@ void realign_step(Words& words, int threads, int64_t wanted_blocks, Launch launc
   x.packed = words.next();
   for (size_t i = 0; i < x.masks.size(); ++i) x.hidden.push_back(words.next());
   const Step step = make_step(x);
-  const int heads = most_heads(lanes);
-  launch(realign_step_kernel, step.small_blocks() + step.rows * heads * lanes.size(), step.shared_bytes(),
-         make_table(lanes), step, heads);
+  const int heads = most_heads(strips);
+  launch(realign_step_kernel, step.small_blocks() + step.rows * heads * strips.size(), step.shared_bytes(),
+         make_table(strips), step, heads);
 }
 
 template <class Launch>
