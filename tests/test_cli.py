@@ -458,9 +458,10 @@ def shell(line, *arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_reader_that_has_gone_ends_the_run_as_sigpipe_would_and_loses_nothing(command, tmp_path):
+@pytest.mark.parametrize("buffered", ["env -u PYTHONUNBUFFERED", "env PYTHONUNBUFFERED=1"])
+def test_a_reader_that_has_gone_ends_the_run_as_sigpipe_would_and_loses_nothing(buffered, command, tmp_path):
     for arguments in (["--version"], [*command, "--stats", str(tmp_path / "stats.json")]):
-        done = shell('"$@" | true; exit ${PIPESTATUS[0]}', *arguments)
+        done = shell(buffered + ' "$@" | true; exit ${PIPESTATUS[0]}', *arguments)
         assert done.returncode == 128 + signal.SIGPIPE and "Traceback" not in done.stderr, done.stderr
         assert "BrokenPipe" not in done.stderr
     assert len(tokens_of(tmp_path / "out.jsonl")) == 10 and (tmp_path / "stats.json").exists()

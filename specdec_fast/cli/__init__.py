@@ -77,6 +77,8 @@ def _run(args: list[str] | None) -> int:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None
         raise
+    except BrokenPipeError:
+        raise
     except typer.TyperException as error:
         message = error.format_message()
     except (InputError, OSError) as error:
