@@ -19,14 +19,6 @@ class Batch(ABC):
     A round is :meth:`open_round`, drafts, :meth:`Follower.verify`, :meth:`commit`, :meth:`advance`. The first round
     drafts nothing and runs the prompts.
 
-    Args:
-        input_ids: ``[B, P]`` int64, left-padded.
-        lengths: real tokens of each row, 1..P.
-        max_new_tokens: new tokens a row may gain.
-        num_draft_tokens: largest K of a round.
-        stop_ids: token ids that end a row.
-        max_position: largest position ID of the target.
-
     Attributes:
         layout: name of the layout.
         needs: what a model must take to run on it.
@@ -36,17 +28,6 @@ class Batch(ABC):
     layout: ClassVar[str]
     needs: ClassVar[str]
     bytes_moved: int
-
-    @abstractmethod
-    def __init__(
-        self,
-        input_ids: Tensor,
-        lengths: list[int],
-        max_new_tokens: int,
-        num_draft_tokens: int,
-        stop_ids: list[int],
-        max_position: int,
-    ): ...
 
     @abstractmethod
     def __len__(self) -> int:

@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from . import compat
 from .acceptance import Acceptance
-from .batch import Batch
 from .decoder import Decoder
 from .drafters import Drafter, Drafts
 from .errors import InputError, UnsupportedModelError
-from .layouts import LAYOUTS, fastest_layout
+from .layouts import LAYOUTS, BatchType, fastest_layout
 from .ragged import CompiledBatch
 from .result import GenerationResult, GenerationStats, RowResult
 from .rounds import Rounds, Row
@@ -48,7 +47,7 @@ class EQSpec(Decoder):
         >>> tokenizer.batch_decode(result.sequences, skip_special_tokens=True)
     """
 
-    batch_type: type[Batch] | None = None
+    batch_type: BatchType | None = None
     """Keeps the rows, in place of the batch type of ``layout``."""
 
     def __init__(
@@ -67,7 +66,7 @@ class EQSpec(Decoder):
         super().__init__(target, draft, num_draft_tokens=num_draft_tokens, layout=layout, acceptance=acceptance)
         if compile and self.layout != "ragged":
             raise InputError(f"compile=True needs layout='ragged', got layout={self.layout!r}")
-        self._batch_type: type[Batch] = own or (CompiledBatch if compile else LAYOUTS[self.layout])
+        self._batch_type: BatchType = own or (CompiledBatch if compile else LAYOUTS[self.layout])
 
     @torch.no_grad()
     def generate(
@@ -136,7 +135,7 @@ class EQSpec(Decoder):
                 f"may pass {self.rope_switch}; keep all rows and drafts of a batch before it, or every prompt beyond it"
             )
 
-    def _settle_layout(self, longest: int) -> type[Batch]:
+    def _settle_layout(self, longest: int) -> BatchType:
         """Check the models; where the layout was left to us, the padded one serves texts that the other cannot."""
         if not self._may_fall_back:
             self_check(self.target, self._batch_type.layout, longest)
@@ -210,7 +209,7 @@ class _Run:
     def __init__(
         self,
         decoder: EQSpec,
-        open_batch: type[Batch],
+        open_batch: BatchType,
         input_ids: Tensor,
         prompts: list[list[int]],
         max_new_tokens: int,

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from . import compat
-from .batch import Batch
 from .errors import UnsupportedModelError
 from .padded import PaddedBatch
 from .ragged import RaggedBatch
 
-LAYOUTS: dict[str, type[Batch]] = {kind.layout: kind for kind in (PaddedBatch, RaggedBatch)}
+BatchType = type[PaddedBatch] | type[RaggedBatch]
+
+LAYOUTS: dict[str, BatchType] = {
+    PaddedBatch.layout: PaddedBatch,
+    RaggedBatch.layout: RaggedBatch,
+}
 
 
 def fastest_layout(models: Sequence[PreTrainedModel]) -> str:

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ _OPERATORS: dict[str, tuple[Callable, Callable, Callable]] = {
 }
 # the Triton kernel serves these beside the CUDA operators, too
 _WITHOUT_CUDA = ("ragged_attention_",)
+_ANY = "CompositeExplicitAutograd"
+# operators and devices
+_by_triton: set[tuple[str, str]] = set()
 
 
 def realign_(caches: Sequence[Tensor], start: Tensor, num_columns: Tensor, shift: Tensor) -> None:
@@ -252,14 +256,28 @@ def _checked(name: str, kernel: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def triton_kernel(name: str, device: str) -> ModuleType | None:
+    """Module of the Triton kernel that serves operator ``name`` on ``device``, if one does."""
+    return _triton_module(name) if (name, device) in _by_triton else None
+
+
 @functools.cache
-def _triton(name: str) -> Callable[..., None]:
-    """The Triton kernel where it can run, else the definition; found at the first call, to keep importing cheap."""
-    definition = _OPERATORS[name][2]
+def _triton_module(name: str) -> ModuleType | None:
+    """The module where Triton can run; found at the first call, to keep importing cheap."""
     if not next(b.available for b in backends.available() if b.name == "triton"):
-        return definition
+        return None
     module = "ragged_attention" if name == "ragged_attention_" else "realign"
-    return getattr(importlib.import_module(f"specdec_fast.kernels.{module}"), name)
+    return importlib.import_module(f"specdec_fast.kernels.{module}")
+
+
+def _triton(name: str) -> Callable[..., None]:
+    """The Triton kernel where it can run, else the definition."""
+
+    def run(*args) -> None:
+        module = _triton_module(name)
+        (getattr(module, name) if module else _OPERATORS[name][2])(*args)
+
+    return _checked(name, run)
 
 
 @functools.cache
@@ -283,6 +301,25 @@ def _unserved(name: str, backend: str) -> Callable[..., None]:
     return run
 
 
+def _kernels(name: str, wanted: str, cuda: bool) -> dict[str, Callable[..., None]]:
+    """Kernels that are registered beside the compiled ones, by dispatch key."""
+    definition, triton, nobody = _checked(name, _OPERATORS[name][2]), _triton(name), _unserved(name, wanted)
+    notice = backends.unbuilt_notice()
+    kernels = {
+        "auto": {_ANY: definition, "CUDA": triton, "CPU": _announced(notice, definition)},
+        "reference": {_ANY: definition},
+        "cpu": {_ANY: nobody},
+        "triton": {_ANY: nobody, "CUDA": triton, "CPU": triton},
+        "cuda": {_ANY: nobody, "CUDA": triton},
+    }[wanted]
+    if cuda and name not in _WITHOUT_CUDA:
+        kernels.pop("CUDA", None)
+    if not (notice if wanted == "auto" else backends.interprets_triton()):
+        kernels.pop("CPU", None)
+    _by_triton.update((name, key.lower()) for key, kernel in kernels.items() if kernel is triton)
+    return kernels
+
+
 def _register() -> torch.library.Library:
     wanted = backends.requested()
     if wanted != "auto":
@@ -292,18 +329,10 @@ def _register() -> torch.library.Library:
         for schema in SCHEMAS:
             library.define(schema)
     cuda = wanted in ("auto", "cuda") and torch.version.cuda is not None and _loaded("_C_cuda")
-    unbuilt = backends.unbuilt_notice()
-    for name, (shapes, _, definition) in _OPERATORS.items():
+    for name, (shapes, _, _) in _OPERATORS.items():
         torch.library.register_fake(f"specdec_fast::{name}", shapes, lib=library)
-        anywhere = _checked(name, definition) if wanted in ("auto", "reference") else _unserved(name, wanted)
-        library.impl(name, anywhere, "CompositeExplicitAutograd")
-        if unbuilt:
-            library.impl(name, _announced(unbuilt, anywhere), "CPU")
-        triton = _checked(name, lambda *args, name=name: _triton(name)(*args))
-        if wanted == "triton" or (wanted == "auto" and not cuda) or (wanted != "reference" and name in _WITHOUT_CUDA):
-            library.impl(name, triton, "CUDA")
-        if wanted == "triton" and backends.interprets_triton():
-            library.impl(name, triton, "CPU")
+        for key, kernel in _kernels(name, wanted, cuda).items():
+            library.impl(name, kernel, key)
     return library
 
 

@@ -20,7 +20,15 @@ class PaddedBatch(Batch):
     """Tokens, starts and right edge of the rows decoded together, and the KV caches that follow them.
 
     Row b holds its content in columns ``[start_b, end)``. The caches of all models are moved together with the
-    tokens, by one operator a round. Arguments are those of :class:`~specdec_fast.batch.Batch`.
+    tokens, by one operator a round.
+
+    Args:
+        input_ids: ``[B, P]`` int64, left-padded.
+        lengths: real tokens of each row, 1..P.
+        max_new_tokens: new tokens a row may gain.
+        num_draft_tokens: largest K of a round.
+        stop_ids: token ids that end a row.
+        max_position: largest position ID of the target.
     """
 
     layout = "padded"

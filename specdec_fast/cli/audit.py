@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback as tracebacks
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +18,7 @@ from ..prompts import Prompt, read
 from . import display
 from .diagnoses import Diagnoses, diagnosis_path
 from .endpoint import EndpointJob
+from .options import with_options
 from .rows import advance, decode_run
 from .workload import Workload
 
@@ -46,27 +47,40 @@ _ANSWER = ("token_ids", "seconds", "drafted", "accepted")
 class Options:
     """The command line of one audit."""
 
-    prompts: str
-    target: str
-    draft: str
-    candidate: list[str]
-    batch_sizes: str
-    num_draft_tokens: int
-    max_new_tokens: int
-    dtype: str
-    judge_dtype: JudgeDtype
-    device: str
-    chat: bool | None
-    probe: bool
-    traceback: bool
-    endpoint: str | None
-    endpoint_plain: str | None
-    model: str | None
-    timeout: float
-    logprobs: bool
-    report: Path | None
-    json: Path | None
-    resume: bool
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")]
+    target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2"
+    draft: Annotated[str, typer.Option(help="ngram, self:LAYERS, or a model.")] = "ngram"
+    candidate: Annotated[
+        list[str],
+        typer.Option(help=f"A decoder by name ({_CANDIDATES}) or module:callable; may be given more than once."),
+    ] = field(default_factory=lambda: ["eqspec"])
+    batch_sizes: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1,4,8"
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64
+    dtype: Annotated[str, typer.Option(help="float32 for a verdict that means something.")] = "float32"
+    judge_dtype: Annotated[
+        JudgeDtype,
+        typer.Option(help="Tell near-ties of a target in half precision by a float32 copy of it, or by the same one."),
+    ] = "float32"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
+    ] = None
+    probe: Annotated[bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")] = (
+        False
+    )
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where a candidate failed.")] = False
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None
+    endpoint_plain: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
+    ] = None
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The server's name of the model.")] = None
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer of the server.")] = 300
+    logprobs: Annotated[bool, typer.Option(help="Ask the server for logprobs, to tell near-ties.")] = True
+    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False
 
     @property
     def runs(self) -> list[Run]:
@@ -108,52 +122,16 @@ class Options:
         return [self.json, *report] if self.json else report
 
 
-def audit(
-    context: typer.Context,
-    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")],
-    target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
-    draft: Annotated[str, typer.Option(help="ngram, self:LAYERS, or a model.")] = "ngram",
-    candidate: Annotated[
-        list[str],
-        typer.Option(help=f"A decoder by name ({_CANDIDATES}) or module:callable; may be given more than once."),
-    ] = ["eqspec"],  # noqa: B006
-    batch_sizes: Annotated[str, typer.Option(metavar="N,N", help="Rows decoded together.")] = "1,4,8",
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
-    dtype: Annotated[str, typer.Option(help="float32 for a verdict that means something.")] = "float32",
-    judge_dtype: Annotated[
-        JudgeDtype,
-        typer.Option(help="Tell near-ties of a target in half precision by a float32 copy of it, or by the same one."),
-    ] = "float32",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Check positions, masks and KV entries in every forward.")
-    ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where a candidate failed.")] = False,
-    endpoint: Annotated[str | None, typer.Option(metavar="URL", help="Audit a completions server instead.")] = None,
-    endpoint_plain: Annotated[
-        str | None, typer.Option(metavar="URL", help="The same model served without speculation: the oracle.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="The server's name of the model.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer of the server.")] = 300,
-    logprobs: Annotated[bool, typer.Option(help="Ask the server for logprobs, to tell near-ties.")] = True,
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write report.html and audit.json here.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings here.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted audit stopped.")] = False,
-) -> None:
+@with_options(Options)
+def audit(context: typer.Context, options: Options) -> None:
     """Is a batch decoder output-equivalent to its target, and if not, what broke?"""
-    options = Options(**{name: value for name, value in locals().items() if name != "context"})
     _check_names(context, options)
     runs = options.runs
-    prompt_list = read(prompts)
+    prompt_list = read(options.prompts)
     with _open_rows(options, prompt_list, runs) as rows:
         screen = display.open_display()
         try:
-            job = EndpointJob if endpoint else _Job
+            job = EndpointJob if options.endpoint else _Job
             findings = job(options, prompt_list, runs, rows, screen).run()
         except (KeyboardInterrupt, EndpointError, WriteError) as stop:
             screen.close()
@@ -165,16 +143,16 @@ def audit(
             screen.close()
         if findings.failures and not rows.complete:
             screen.message(_describe_stop(options, rows))
-    if json:
-        with writing(json):
-            findings.write_json(json)
-    if report:
+    if options.json:
+        with writing(options.json):
+            findings.write_json(options.json)
+    if folder := options.report:
         from ..audit.html import write_html
 
-        with writing(report):
-            findings.write_json(report / "audit.json")
-            write_html(findings, report / "report.html")
-        screen.message(f"wrote {report / 'report.html'}")
+        with writing(folder):
+            findings.write_json(folder / "audit.json")
+            write_html(findings, folder / "report.html")
+        screen.message(f"wrote {folder / 'report.html'}")
     display.print_audit(findings)
     if findings.failures:
         raise InputError("; ".join(dict.fromkeys(failure.error for failure in findings.failures)))

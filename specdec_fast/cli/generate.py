@@ -19,6 +19,7 @@ from ..journal import Journal, Rows, check_writable, journal_path
 from ..paths import writing
 from ..prompts import Prompt, pad_left, read
 from . import display
+from .options import with_options
 from .rows import PrintedRows, failed_row, with_prompt
 from .workload import Workload
 
@@ -34,23 +35,44 @@ Layout = Literal["padded", "ragged"]
 class Options:
     """The command line of one run."""
 
-    prompts: str
-    target: str
-    draft: str
-    method: Method
-    layout: Layout | None
-    window: int | None
-    batch_size: int
-    num_draft_tokens: int
-    max_new_tokens: int
-    dtype: str
-    device: str
-    chat: bool | None
-    output: str | None
-    skip_errors: bool
-    resume: bool
-    check: bool
-    stats: Path | None
+    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")]
+    target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2"
+    draft: Annotated[
+        str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
+    ] = "ngram"
+    method: Annotated[
+        Method, typer.Option(help="Batch by batch, or rows that join and leave; or transformers' own greedy decoding.")
+    ] = "eqspec"
+    layout: Annotated[
+        Layout | None,
+        typer.Option(help="Where rows keep their KV.", show_default="ragged on a CPU and for exspec, else padded"),
+    ] = None
+    window: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows decoded concurrently, exspec only.", show_default="4 times the batch size"),
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 96
+    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
+    ] = None
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="Write rows here, not a table; - for stdout: a row as soon as it and all before it are done.",
+        ),
+    ] = None
+    skip_errors: Annotated[
+        bool, typer.Option("--skip-errors", help="Give a bad line a row with its error, and continue.")
+    ] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False
+    check: Annotated[bool, typer.Option("--check", help="Compare with the target decoding each prompt alone.")] = False
+    stats: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write counters and times here.")] = None
 
     @property
     def kv_layout(self) -> Layout | None:
@@ -68,51 +90,12 @@ class Options:
         return None if self.output is None or self.prints_rows else Path(self.output)
 
 
-def generate(
-    prompts: Annotated[str, typer.Option(metavar="FILE", help="A .txt, .jsonl or .json file, or - for stdin.")],
-    target: Annotated[str, typer.Option(help="smollm2, a Hub id, a model directory or a .gguf file.")] = "smollm2",
-    draft: Annotated[
-        str, typer.Option(help="ngram, self:LAYERS (self:0-13,15-29, or self:~14 for all but 14), or a model.")
-    ] = "ngram",
-    method: Annotated[
-        Method, typer.Option(help="Batch by batch, or rows that join and leave; or transformers' own greedy decoding.")
-    ] = "eqspec",
-    layout: Annotated[
-        Layout | None,
-        typer.Option(help="Where rows keep their KV.", show_default="ragged on a CPU and for exspec, else padded"),
-    ] = None,
-    window: Annotated[
-        int | None,
-        typer.Option(min=1, help="Rows decoded concurrently, exspec only.", show_default="4 times the batch size"),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows decoded together.")] = 8,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Most drafts per row and round.")] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 96,
-    dtype: Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--no-chat", help="Use the chat template.", show_default="if the tokenizer has one"),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OUT.jsonl",
-            help="Write rows here, not a table; - for stdout: a row as soon as it and all before it are done.",
-        ),
-    ] = None,
-    skip_errors: Annotated[
-        bool, typer.Option("--skip-errors", help="Give a bad line a row with its error, and continue.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Compare with the target decoding each prompt alone.")] = False,
-    stats: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write counters and times here.")] = None,
-) -> None:
+@with_options(Options)
+def generate(context: typer.Context, options: Options) -> None:
     """Continue a file of prompts, in batches, by speculative decoding."""
-    options = Options(**locals())
     _check_names(options)
     _check_method(options)
-    prompt_list = read(prompts, skip_errors=skip_errors)
+    prompt_list = read(options.prompts, skip_errors=options.skip_errors)
     _check_paths(options)
     with _open_rows(options, prompt_list) as rows:
         screen = display.open_display()

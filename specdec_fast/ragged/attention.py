@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from .. import backends, checks, compat, ops
+from .. import checks, compat, ops
 from .cache import RaggedCache
 from .packing import Packing
 
@@ -78,30 +76,15 @@ def ragged_attention(
     Raises:
         RuntimeError: tensors do not fit each other, or are not what the backend that was asked for serves.
     """
-    kernel = None if torch.compiler.is_compiling() else _kernel(query)
-    if kernel is not None:
+    triton = None if torch.compiler.is_compiling() else ops.triton_kernel("ragged_attention_", query.device.type)
+    if triton and query.dtype in _DTYPES:
         # what is known on the host makes a better launch than the operator's table
         checks.ragged_attention(query, k_pool, v_pool, packing, window, soft_cap, sinks)
         bounds = packing.table, packing.most_tokens, packing.longest
-        return kernel(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
+        return triton.ragged_attention(query, k_pool, v_pool, *bounds, scale, window, soft_cap, sinks)
     out = query.new_empty(1, query.shape[2], query.shape[1], v_pool.shape[3])
     ops.ragged_attention_(out, query, k_pool, v_pool, packing.table, scale, window, soft_cap, sinks)
     return out
-
-
-def _kernel(query: Tensor) -> Callable[..., Tensor] | None:
-    """The Triton kernel, if it is what serves ``query``."""
-    wanted = backends.requested()
-    serves = wanted == "triton" or (query.is_cuda and wanted != "reference")
-    return _triton() if serves and query.dtype in _DTYPES else None
-
-
-@functools.cache
-def _triton() -> Callable[..., Tensor] | None:
-    """The Triton kernel where it can run; found at the first call, to keep importing cheap."""
-    if next(backend.available for backend in backends.available() if backend.name == "triton"):
-        return importlib.import_module("specdec_fast.kernels.ragged_attention").ragged_attention
-    return None
 
 
 compat.register_attention(NAME, attend)

@@ -235,9 +235,10 @@ class RaggedPool(Batch):
 
 
 class RaggedBatch(RaggedPool):
-    """A rectangle of prompts, all in slots from the start; arguments are those of :class:`~specdec_fast.batch.Batch`.
+    """A rectangle of prompts, all in slots from the start.
 
-    ``max_position`` is not needed: no row holds more positions than tokens.
+    Arguments are those of :class:`~specdec_fast.padded.PaddedBatch`. ``max_position`` is not needed: no row holds more
+    positions than tokens.
     """
 
     smallest_chunk = 1
