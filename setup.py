@@ -27,7 +27,7 @@ def notice(text: str) -> None:
 
 
 def leave_note(folder: str, reason: str) -> None:
-    """Say in the package why the C++ operators are missing, for ``specdec_fast.backends`` to read."""
+    """Say in the package why the C++ operators are missing, for ``specdec_fast.operators.backends`` to read."""
     Path(folder, "specdec_fast", "_C.missing").write_text(reason, encoding="utf-8")
 
 

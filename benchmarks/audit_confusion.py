@@ -27,9 +27,9 @@ from rich.table import Table
 from specdec_fast import EQSpec, ModelDrafter, selfcheck
 from specdec_fast.audit.candidates import resolve
 from specdec_fast.audit.compare import CandidateRow, Run
+from specdec_fast.audit.decoding import Judge, decode
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.audit.probed import ProbedRun
-from specdec_fast.audit.runner import Judge, decode
 from specdec_fast.audit.setting import Setting
 from specdec_fast.audit.strategies import CORRECT, FAULTS, MaskedHoles
 from specdec_fast.audit.strategies.correct import PaddedEQSpec

@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import GenerationConfig
 
-from specdec_fast import EQSpec, NgramDrafter, SelfDrafter, autoregressive, compat
+from specdec_fast import EQSpec, NgramDrafter, SelfDrafter
 from specdec_fast.audit.equivalence import EquivalenceCheck
 from specdec_fast.audit.oracle import Oracle
+from specdec_fast.decoding import autoregressive
 from specdec_fast.drafters import Drafter
+from specdec_fast.integrations import compat
 from specdec_fast.models import load
 from specdec_fast.prompts import encode, pad_left, read
 

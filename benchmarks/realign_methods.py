@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec_fast import backends, ops, reference
+from specdec_fast import ops, reference
+from specdec_fast.operators import backends
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Case:
 
     @property
     def start(self) -> int:
-        """Padding left of every row; what :class:`specdec_fast.padded.PaddedBatch` allocates for left moves."""
+        """Padding left of every row; what ``PaddedBatch`` allocates for left moves."""
         return 4 * (self.num_drafts + 1)
 
     @property

@@ -6,7 +6,7 @@
 
 #include "common.h"
 
-// Argument checks before any byte moves; specdec_fast/checks.py makes the same.
+// Argument checks before any byte moves; specdec_fast/operators/checks.py makes the same.
 namespace specdec_fast {
 
 constexpr int64_t kAnySize = -1;

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec_fast import realign_cache
-from specdec_fast.compat import cache_argument
+from specdec_fast.integrations.compat import cache_argument
 
 
 @torch.no_grad()

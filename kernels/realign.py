@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_fast.arguments import StepArguments
+from specdec_fast.operators.arguments import StepArguments
 
 from .append_kv import append_kv_ as append_kv_
 from .masks import write_masks

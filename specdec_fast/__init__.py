@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     from . import models as models
     from . import ops as ops
     from . import reference as reference
+    from .decoding.eqspec import EQSpec as EQSpec
     from .drafters import ModelDrafter as ModelDrafter
     from .drafters import NgramDrafter as NgramDrafter
     from .drafters import SelfDrafter as SelfDrafter
-    from .dropin import realign_cache as realign_cache
-    from .eqspec import EQSpec as EQSpec
     from .exspec import EXSpec as EXSpec
+    from .integrations.realign_cache import realign_cache as realign_cache
     from .result import GenerationResult as GenerationResult
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "EQSpec": "eqspec",
+    "EQSpec": "decoding.eqspec",
     "EXSpec": "exspec",
     "GenerationResult": "result",
     "ModelDrafter": "drafters",
     "NgramDrafter": "drafters",
     "SelfDrafter": "drafters",
-    "realign_cache": "dropin",
+    "realign_cache": "integrations.realign_cache",
 }
 _MODULES = ("audit", "drafters", "errors", "hf", "models", "ops", "reference")
 __all__ = ["__version__", *_EXPORTS, *_MODULES]

@@ -17,12 +17,12 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
-from .acceptance import Acceptance
+from .decoding.acceptance import Acceptance
+from .decoding.eqspec import EQSpec
 from .drafters import Drafter
 from .drafters.model import as_drafter
-from .eqspec import EQSpec
 from .errors import InputError
-from .generation import beyond_greedy, describe
+from .integrations.generation_config import beyond_greedy, describe
 
 _PLAIN_INPUTS = ("attention_mask", "cache_position", "logits_to_keep", "use_cache")
 

@@ -1,8 +1,9 @@
 """The commit of a padded round, and the scatter and the attention of the ragged layout, as single operators.
 
 Registered as ``torch.ops.specdec_fast.*`` with the schemas of ``schemas.inc``. :mod:`specdec_fast.reference` defines
-what they do; :mod:`specdec_fast.backends` says which implementations can run here. All of them write in place, read
-nothing back to the host, and refuse misuse before any byte moves. Neither transformers nor triton is imported.
+what they do; :mod:`specdec_fast.operators.backends` says which implementations can run here. All of them write in
+place, read nothing back to the host, and refuse misuse before any byte moves. Neither transformers nor triton is
+imported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import backends, checks, reference
+from . import reference
+from .operators import backends, checks
 
 SCHEMAS = re.findall(
     r"^SCHEMA\((.*?)\)$", (Path(__file__).parent / "schemas.inc").read_text(), re.DOTALL | re.MULTILINE

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import StepArguments
-from .commits import packed
+from .operators.arguments import StepArguments
+from .operators.commits import packed
 
 
 def accept_greedy(draft_ids: Tensor, target_ids: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
@@ -276,7 +276,7 @@ def attention_mask(
 
 
 def realign_step_(*arguments: Any) -> None:
-    """The whole commit of a padded round; arguments are :class:`~specdec_fast.arguments.StepArguments`."""
+    """The whole commit of a padded round; arguments are :class:`~specdec_fast.operators.arguments.StepArguments`."""
     a = StepArguments(*arguments)
     n_accepted, committed, finished = judge(
         a.draft_ids, a.target_ids, a.limit, a.n_accepted, a.length, a.max_length, a.stop_ids

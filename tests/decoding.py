@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec_fast import EQSpec
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
-from specdec_fast.ragged import Segment, attention
+from specdec_fast.layouts.ragged import Segment, attention
 from specdec_fast.result import GenerationResult
 
 

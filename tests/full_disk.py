@@ -3,7 +3,7 @@
 import errno
 import os
 
-from specdec_fast.journal import Journal
+from specdec_fast.cli.journal import Journal
 
 
 def full_disk(*_):

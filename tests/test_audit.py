@@ -11,9 +11,9 @@ from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_m
 from specdec_fast import ModelDrafter
 from specdec_fast.audit.candidates import foreign, resolve
 from specdec_fast.audit.compare import CandidateRow, Run
+from specdec_fast.audit.decoding import Judge, decode
 from specdec_fast.audit.diagnosis import Observation, diagnose
 from specdec_fast.audit.oracle import Oracle
-from specdec_fast.audit.runner import Judge, decode
 from specdec_fast.audit.setting import Setting
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.text import repetition, rouge_l, special_rate

@@ -14,7 +14,8 @@ from tiny_dirs import save_tiny
 
 from benchmarks import generate, harness, layouts, realign, realign_methods, stream
 from benchmarks.realign_methods import Batch, Case, Commit
-from specdec_fast import NgramDrafter, SelfDrafter, backends, ops, reference
+from specdec_fast import NgramDrafter, SelfDrafter, ops, reference
+from specdec_fast.operators import backends
 
 CPU = torch.device("cpu")
 TINY = Case(batch_size=3, content=9, layers=2, heads=2, head_dim=4)

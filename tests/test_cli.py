@@ -20,13 +20,14 @@ from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_prompts
 from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 from typer.main import get_command
 
-from specdec_fast import __version__, backends
+from specdec_fast import __version__
 from specdec_fast.audit.candidates import NAMES
 from specdec_fast.audit.equivalence import EquivalenceCheck
 from specdec_fast.audit.oracle import OracleRow
 from specdec_fast.cli import app, main
 from specdec_fast.cli.display import print_check
-from specdec_fast.journal import Journal
+from specdec_fast.cli.journal import Journal
+from specdec_fast.operators import backends
 
 ROOT = Path(__file__).parents[1]
 NEW_TOKENS = 24
@@ -233,7 +234,7 @@ def killed(command, after):
         import os, signal, sys
         import torch
         from specdec_fast.cli import main
-        from specdec_fast.journal import Journal
+        from specdec_fast.cli.journal import Journal
 
         torch.set_num_threads(1)
         append = Journal.append

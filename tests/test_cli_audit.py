@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.cli import main
 from specdec_fast.cli.info import environment
-from specdec_fast.journal import Journal
+from specdec_fast.cli.journal import Journal
 
 NUM_PROMPTS = 7
 
@@ -186,7 +186,7 @@ def test_a_resumed_audit_does_not_diagnose_again(command, tmp_path, monkeypatch,
         raise AssertionError("it was diagnosed before")
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec_fast.audit.runner.diagnose", fail)
+        patch.setattr("specdec_fast.audit.decoding.diagnose", fail)
         assert main([*command, "--resume"]) == 1
     assert "diagnosis" in shown and "diagnosis" not in capsys.readouterr().err
     assert json.loads((tmp_path / "found.json").read_text())["runs"] == before["runs"]

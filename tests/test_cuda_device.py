@@ -9,7 +9,8 @@ import torch
 from gpu import cases, gates
 from gpu.arguments import assert_same_memory, duplicate, storages
 
-from specdec_fast import backends, ops
+from specdec_fast import ops
+from specdec_fast.operators import backends
 
 pytestmark = [
     pytest.mark.gpu,

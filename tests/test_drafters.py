@@ -8,12 +8,13 @@ from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_dra
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, compat
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.drafters.self_draft import layer_subset, parse_layers
 from specdec_fast.errors import InputError
+from specdec_fast.integrations import compat
 from specdec_fast.layouts import LAYOUTS
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.layouts.padded.batch import PaddedBatch
 
 
 def lookup(text, limit, **options):

@@ -11,8 +11,8 @@ from tiny_models import greedy_oracle, make_model, make_prompts
 
 from specdec_fast.audit.completions import CompletionsClient
 from specdec_fast.cli import main
+from specdec_fast.cli.journal import Journal
 from specdec_fast.errors import EndpointError, InputError
-from specdec_fast.journal import Journal
 
 NEW_TOKENS = 8
 PROMPTS = make_prompts([5, 17, 9, 3], seed=3)

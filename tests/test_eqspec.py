@@ -9,7 +9,8 @@ from decoding import Comparison, NoisyOracleDrafter, decode
 from observers import observe
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter, eqspec
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, SelfDrafter
+from specdec_fast.decoding import eqspec
 from specdec_fast.errors import InputError, UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS
 

@@ -13,13 +13,14 @@ from observers import observe
 from test_planted_bugs import PLANTS
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, make_draft, make_model, make_prompts
 
-from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter, gathered
+from specdec_fast import EXSpec, ModelDrafter, NgramDrafter, SelfDrafter
+from specdec_fast.decoding.rounds import Rounds
 from specdec_fast.drafters import Drafter, DraftRun, Drafts
 from specdec_fast.errors import InputError
 from specdec_fast.exspec import executor
 from specdec_fast.layouts import LAYOUTS
-from specdec_fast.ragged import RaggedPool
-from specdec_fast.rounds import Rounds
+from specdec_fast.layouts.padded import gathered
+from specdec_fast.layouts.ragged import RaggedPool
 
 NEW_TOKENS = 24
 LENGTHS = [1, 9, 4, 15, 2, 30, 3, 7, 12, 5, 1, 6, 40, 8]

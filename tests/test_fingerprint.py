@@ -7,7 +7,7 @@ import torch
 from tiny_models import make_model
 from torch import nn
 
-from specdec_fast.fingerprint import can_be_a_counter, differences, fingerprint
+from specdec_fast.selfcheck.fingerprint import can_be_a_counter, differences, fingerprint
 
 
 @pytest.fixture

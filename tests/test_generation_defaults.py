@@ -10,9 +10,10 @@ from tiny_dirs import make_tokenizer, save_pair
 from tiny_models import left_pad, make_model, make_prompts
 from transformers import GenerationConfig
 
-from specdec_fast import EQSpec, EXSpec, NgramDrafter, autoregressive, hf
+from specdec_fast import EQSpec, EXSpec, NgramDrafter, hf
 from specdec_fast.audit.oracle import Oracle
 from specdec_fast.cli import main
+from specdec_fast.decoding import autoregressive
 from specdec_fast.errors import UnappliedSettingsWarning
 
 BATCH = left_pad(make_prompts([4, 2], seed=5), 0)

@@ -11,8 +11,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, compat, hf
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, hf
 from specdec_fast.errors import InputError, UnsupportedModelError
+from specdec_fast.integrations import compat
 
 
 def generate(model, prompts, draft, **options):

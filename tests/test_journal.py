@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
+from specdec_fast.cli.journal import Journal, Rows, check_writable
 from specdec_fast.errors import InputError
-from specdec_fast.journal import Journal, Rows, check_writable
 from specdec_fast.prompts import Prompt
 
 PROMPTS = [Prompt(i, f"prompt {i} \u2028") for i in range(3)]

@@ -5,7 +5,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, PreTrainedConfig
 
-from specdec_fast import compat, miniature
+from specdec_fast.integrations import compat
+from specdec_fast.selfcheck import miniature
 
 TINY = {
     "vocab_size": 97, "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,

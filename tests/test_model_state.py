@@ -9,8 +9,9 @@ from tiny_models import greedy_oracle, make_model, make_prompts
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from specdec_fast import EQSpec, EXSpec, NgramDrafter, compat, selfcheck
+from specdec_fast import EQSpec, EXSpec, NgramDrafter, selfcheck
 from specdec_fast.errors import InputError, UnsupportedModelError
+from specdec_fast.integrations import compat
 from specdec_fast.layouts import LAYOUTS
 
 PROMPT = torch.tensor([[5, 6, 7, 5, 6]])

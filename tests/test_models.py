@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tiny_dirs import save_gguf, save_tiny
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from specdec_fast import embedded
 from specdec_fast.errors import InputError
+from specdec_fast.integrations import embedded_target as embedded
 from specdec_fast.models import load, resolve_device, resolve_dtype
 
 CPU = torch.device("cpu")

@@ -10,12 +10,14 @@ import types
 import pytest
 import torch
 
-from specdec_fast import backends, ops
+from specdec_fast import ops
 from specdec_fast.errors import InputError
+from specdec_fast.operators import backends
 
 CALL = """
 import torch
-from specdec_fast import backends, ops
+from specdec_fast import ops
+from specdec_fast.operators import backends
 cache = torch.arange(6.0).view(1, 1, 6, 1)
 ops.realign_([cache], torch.tensor([1]), torch.tensor([3]), torch.tensor([2]))
 kernels = [torch._C._dispatch_has_kernel_for_dispatch_key("specdec_fast::realign_", key) for key in ("CPU", "CUDA")]
@@ -45,7 +47,7 @@ UNBUILT = """
 import sys, warnings
 from pathlib import Path
 import torch
-from specdec_fast import backends
+from specdec_fast.operators import backends
 backends._PACKAGE = Path(sys.argv[1])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

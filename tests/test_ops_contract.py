@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_fast import backends, ops
+from specdec_fast import ops
+from specdec_fast.operators import backends
 
 compiled_only = pytest.mark.skipif(not backends.is_built("_C"), reason="the C++ operators are not built")
 READS = ("item", "tolist", "numpy", "cpu", "to", "__bool__", "__int__", "__float__", "__index__")

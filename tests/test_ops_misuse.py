@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_fast import backends, ops
+from specdec_fast import ops
+from specdec_fast.operators import backends
 
 ROWS, HEADS, COLUMNS, DIM, DRAFTS = 3, 2, 12, 4, 2
 IMPLEMENTATIONS = [

@@ -9,7 +9,8 @@ from arena import LAYOUTS, Arena, assert_same_bytes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec_fast import backends, ops, reference
+from specdec_fast import ops, reference
+from specdec_fast.operators import backends
 
 pytestmark = pytest.mark.skipif(not backends.is_built("_C"), reason="the C++ operators are not built")
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec_fast import commits, reference
-from specdec_fast.padded import PaddedBatch
+from specdec_fast import reference
+from specdec_fast.layouts.padded.batch import PaddedBatch
+from specdec_fast.operators import commits
 
 FULL, WINDOW = (torch.float64, None), (torch.float64, 3)
 

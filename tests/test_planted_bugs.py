@@ -5,10 +5,12 @@ import torch
 from decoding import Comparison, decode, plant_in_attention
 from tiny_models import DRAFT_NOISE, make_draft, make_model, make_prompts
 
-from specdec_fast import ModelDrafter, commits, ops, padded, reference
-from specdec_fast.acceptance import GreedyAcceptance
+from specdec_fast import ModelDrafter, ops, reference
+from specdec_fast.decoding.acceptance import GreedyAcceptance
 from specdec_fast.layouts import LAYOUTS
-from specdec_fast.ragged import Segment, model
+from specdec_fast.layouts.padded import batch as padded
+from specdec_fast.layouts.ragged import Segment, model
+from specdec_fast.operators import commits
 
 
 def wrong_rows(layout: str) -> int:
@@ -121,7 +123,7 @@ def test_nothing_planted_nothing_found(layout):
 @pytest.mark.parametrize(("layout", "plant"), [(layout, plant) for layout in PLANTS for plant in PLANTS[layout]])
 def test_planted_bug_is_seen(layout, plant, monkeypatch):
     # the self-check would refuse the broken layout before any row is decoded
-    monkeypatch.setattr("specdec_fast.eqspec.self_check", lambda *_: None)
+    monkeypatch.setattr("specdec_fast.decoding.eqspec.self_check", lambda *_: None)
     monkeypatch.setattr("specdec_fast.drafters.model.self_check", lambda *_: None)
     plant(monkeypatch)
     assert wrong_rows(layout) > 0

@@ -8,14 +8,15 @@ import torch
 from tiny_models import DRAFT_NOISE, FAMILIES, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from transformers import DynamicCache
 
-from specdec_fast import EQSpec, EXSpec, ModelDrafter, autoregressive, selfcheck
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, selfcheck
 from specdec_fast.audit.probe import Probe
 from specdec_fast.audit.strategies import CORRECT, FAULTS
 from specdec_fast.audit.strategies.holes import HoleBatch
-from specdec_fast.cache import PaddedCache
-from specdec_fast.compat import cache_argument
+from specdec_fast.decoding import autoregressive
 from specdec_fast.errors import InputError
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.integrations.compat import cache_argument
+from specdec_fast.layouts.padded.batch import PaddedBatch
+from specdec_fast.layouts.padded.cache import PaddedCache
 
 PROMPTS = make_prompts([3, 9, 4, 15], 1)
 NEW_TOKENS = 20

@@ -132,7 +132,7 @@ def test_the_fixture_fails_a_test(pytester, monkeypatch):
             assert_output_equivalent(unmasked, make_model("llama", seed=1), PROMPTS, max_new_tokens=4)
         """
     )
-    result = pytester.runpytest_inprocess("-p", "specdec_fast.pytest_plugin")
+    result = pytester.runpytest_inprocess("-p", "specdec_fast.audit.pytest_plugin")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*assert_output_equivalent(unmasked, *", "E*unmasked*4*NOT equivalent*"])
     # the traceback ends in the user's test
@@ -149,7 +149,7 @@ def test_pytest_starts_with_the_plugin_and_without_torch(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "import sys\n"
         "def test_it():\n"
-        "    assert 'specdec_fast.pytest_plugin' in sys.modules\n"
+        "    assert 'specdec_fast.audit.pytest_plugin' in sys.modules\n"
         "    assert not {'torch', 'transformers'} & sys.modules.keys()\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_fast import backends, checks, ops
-from specdec_fast.ragged import Packing, Segment
-from specdec_fast.ragged.attention import ragged_attention
+from specdec_fast import ops
+from specdec_fast.layouts.ragged import Packing, Segment
+from specdec_fast.layouts.ragged.attention import ragged_attention
+from specdec_fast.operators import backends, checks
 
 compiled_only = pytest.mark.skipif(not backends.is_built("_C"), reason="the C++ operators are not built")
 # a prompt, a row without drafts, a verify, a first token, a chunk of a prompt
@@ -113,7 +114,7 @@ COMPARE_WITH_THE_DEFINITION = """
 import sys, torch
 from gpu import gates
 from gpu.attention_cases import cases, telling
-from specdec_fast.ragged.attention import ragged_attention
+from specdec_fast.layouts.ragged.attention import ragged_attention
 check = lambda case: case.check(
     ragged_attention(case.query, case.k_pool, case.v_pool, case.packing, case.scale, **case.options)
 )

@@ -5,9 +5,10 @@ import torch
 from decoding import NoisyOracleDrafter
 from tiny_models import DRAFT_NOISE, greedy_oracle, left_pad, make_draft, make_model, make_prompts
 
-from specdec_fast import EQSpec, compat
+from specdec_fast import EQSpec
 from specdec_fast.errors import InputError
-from specdec_fast.ragged import Segment, compiled
+from specdec_fast.integrations import compat
+from specdec_fast.layouts.ragged import Segment, compiled
 
 LENGTHS = [3, 9, 1, 14, 6]
 NEW_TOKENS = 20

@@ -8,9 +8,10 @@ from decoding import NoisyOracleDrafter
 from observers import observe
 from tiny_models import DRAFT_NOISE, FAMILIES, left_pad, make_draft, make_model, make_prompts
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, compat
-from specdec_fast.ragged import RaggedCache, RaggedPool
-from specdec_fast.ragged import attention as ragged_attention
+from specdec_fast import EQSpec, ModelDrafter, NgramDrafter
+from specdec_fast.integrations import compat
+from specdec_fast.layouts.ragged import RaggedCache, RaggedPool
+from specdec_fast.layouts.ragged import attention as ragged_attention
 
 LENGTHS = [3, 9, 1, 14]
 

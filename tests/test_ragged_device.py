@@ -10,8 +10,8 @@ from gpu import gates
 from gpu.attention_cases import Case, build, cases
 from torch import Tensor
 
-from specdec_fast.ragged import Packing
-from specdec_fast.ragged.attention import ragged_attention
+from specdec_fast.layouts.ragged import Packing
+from specdec_fast.layouts.ragged.attention import ragged_attention
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 
 from specdec_fast.kernels import ragged_attention as kernels
-from specdec_fast.ragged import Segment
+from specdec_fast.layouts.ragged import Segment
 
 ROOT = Path(__file__).parents[1]
 # what a kernel is compiled for, two of each architecture

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import FAMILIES, make_model
 
-from specdec_fast import commits, compat
 from specdec_fast.errors import InputError
-from specdec_fast.ragged import RaggedPool, Segment
+from specdec_fast.integrations import compat
+from specdec_fast.layouts.ragged import RaggedPool, Segment
+from specdec_fast.operators import commits
 
 TEXT = 40
 CPU = torch.device("cpu")

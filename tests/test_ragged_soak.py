@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_models import DRAFT_NOISE, greedy_oracle, make_draft, make_model, make_prompts
 
-from specdec_fast import commits
-from specdec_fast.acceptance import GreedyAcceptance
+from specdec_fast.decoding.acceptance import GreedyAcceptance
 from specdec_fast.errors import InputError
-from specdec_fast.ragged import RaggedPool, Segment
+from specdec_fast.layouts.ragged import RaggedPool, Segment
+from specdec_fast.operators import commits
 
 SLOTS = 16
 MOST_DRAFTS = 4

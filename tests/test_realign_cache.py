@@ -9,9 +9,9 @@ import torch
 from tiny_models import greedy_oracle, left_pad, make_draft, make_model, make_prompts
 from transformers import DynamicCache, StaticCache
 
-from specdec_fast.compat import cache_argument
-from specdec_fast.dropin import realign_cache
 from specdec_fast.errors import InputError, UnsupportedModelError
+from specdec_fast.integrations.compat import cache_argument
+from specdec_fast.integrations.realign_cache import realign_cache
 
 DRAFTED, NEW = 4, 40
 

@@ -12,7 +12,7 @@ from tiny_models import greedy_oracle, make_model, make_prompts
 from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS, fastest_layout
-from specdec_fast.ragged import Packing, attention
+from specdec_fast.layouts.ragged import Packing, attention
 
 TINY = {
     "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_fast import EQSpec, NgramDrafter, SelfDrafter, compat
+from specdec_fast import EQSpec, NgramDrafter, SelfDrafter
 from specdec_fast.audit.equivalence import EquivalenceCheck
 from specdec_fast.audit.oracle import Oracle
+from specdec_fast.integrations import compat
 from specdec_fast.models import load
 from specdec_fast.prompts import encode, pad_left, read
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast import reference
-from specdec_fast.acceptance import GreedyAcceptance
+from specdec_fast.decoding.acceptance import GreedyAcceptance
 
 from .base import HeldOut
 

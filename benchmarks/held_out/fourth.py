@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_fast.acceptance import GreedyAcceptance
-from specdec_fast.commits import Commit
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.decoding.acceptance import GreedyAcceptance
+from specdec_fast.layouts.padded.batch import PaddedBatch
+from specdec_fast.operators.commits import Commit
 
 from .base import HeldOut
 from .moves import SpoiledMoveBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.layouts.padded.batch import PaddedBatch
 
 from .base import HeldOut
 from .moves import SpoiledMoveBatch

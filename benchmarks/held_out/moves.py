@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.layouts.padded.batch import PaddedBatch
 
 
 class SpoiledMoveBatch(PaddedBatch):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast.audit.strategies.holes import HoleBatch
-from specdec_fast.commits import Commit
+from specdec_fast.operators.commits import Commit
 
 
 class OverlayBatch(HoleBatch):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_fast.commits import Commit
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.layouts.padded.batch import PaddedBatch
+from specdec_fast.operators.commits import Commit
 from specdec_fast.result import GenerationResult, RowResult
 
 from .base import HeldOut

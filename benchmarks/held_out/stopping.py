@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from specdec_fast import compat
-from specdec_fast.padded import PaddedBatch
+from specdec_fast.integrations import compat
+from specdec_fast.layouts.padded.batch import PaddedBatch
 from specdec_fast.result import GenerationResult, RowResult
 
 from .base import HeldOut

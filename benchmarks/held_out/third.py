@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_fast import reference
-from specdec_fast.padded import MaskKind, PaddedBatch
+from specdec_fast.layouts.padded.batch import MaskKind, PaddedBatch
 
 from .base import HeldOut
 from .moves import SpoiledMoveBatch

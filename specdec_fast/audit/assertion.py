@@ -8,16 +8,16 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import compat
 from ..drafters import Drafter, NgramDrafter
 from ..errors import InputError
+from ..integrations import compat
 from ..prompts import Prompt, check_context, encode
 from ..result import RowResult
 from .candidates import Foreign, foreign, resolve
 from .compare import CandidateRow, Run
+from .decoding import Judge, decode
 from .oracle import Oracle
 from .results import AuditReport, PromptAudit, RunAudit
-from .runner import Judge, decode
 from .setting import Setting
 from .summary import describe
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import autoregressive, compat
-from ..eqspec import EQSpec
+from ..decoding import autoregressive
+from ..decoding.eqspec import EQSpec
 from ..errors import InputError
 from ..exspec import EXSpec
+from ..integrations import compat
 from ..result import GenerationResult, RowResult
 from .setting import Setting
 from .strategies import STRATEGIES

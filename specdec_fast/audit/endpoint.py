@@ -15,7 +15,7 @@ from .oracle import OracleRow
 from .results import AuditReport, PromptAudit, Unit
 
 if TYPE_CHECKING:
-    from .runner import AnswerBatch, Finish
+    from .decoding import AnswerBatch, Finish
 
 Row = dict[str, Any]
 ORACLE = Run("one at a time", 1)

@@ -17,9 +17,9 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from .. import compat
-from ..autoregressive import no_generation_defaults
+from ..decoding.autoregressive import no_generation_defaults
 from ..errors import InputError
+from ..integrations import compat
 
 _CHUNK = 1 << 24
 _HALF = (torch.bfloat16, torch.float16)

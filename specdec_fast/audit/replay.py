@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..decoding.eqspec import EQSpec
 from ..drafters import Drafter, DraftRun, Drafts
-from ..eqspec import EQSpec
 from .setting import Setting
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..errors import EndpointError, InputError, WriteError
-from ..journal import Journal, Rows, Settings, check_writable, journal_path
 from ..paths import writing
 from ..prompts import Prompt, read
 from . import display
 from .diagnoses import Diagnoses, diagnosis_path
 from .endpoint import EndpointJob
+from .journal import Journal, Rows, Settings, check_writable, journal_path
 from .options import with_options
 from .rows import advance, decode_run
 from .workload import Workload
@@ -227,8 +227,8 @@ class _Job:
     """A loaded target and what is asked about its decoders."""
 
     def __init__(self, options: Options, prompts: list[Prompt], runs: list[Run], rows: Rows, screen: display.Display):
+        from ..audit.decoding import Judge
         from ..audit.oracle import Oracle
-        from ..audit.runner import Judge
         from ..audit.setting import Setting
         from ..paths import cache_folder
         from .info import environment
@@ -316,8 +316,8 @@ class _Job:
         return found
 
     def _decode(self, number: int, run: Run, candidate: Candidate) -> ProbedRun | None:
+        from ..audit.decoding import padded
         from ..audit.probed import ProbedRun
-        from ..audit.runner import padded
 
         with ProbedRun(self.setting) if self.options.probe else contextlib.nullcontext() as probed:
             answer, begin = padded(candidate, self.setting), probed.target.begin if probed else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import InputError
-from ..journal import Row, Rows
 from ..prompts import Prompt
 from .display import Display
+from .journal import Row, Rows
 from .rows import decode_run
 
 if TYPE_CHECKING:

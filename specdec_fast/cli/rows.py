@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..journal import Row, Rows, row_line
 from ..paths import writing
 from ..prompts import Prompt
 from .display import Display
+from .journal import Row, Rows, row_line
 
 if TYPE_CHECKING:
     from ..audit.compare import Run
-    from ..audit.runner import AnswerBatch
+    from ..audit.decoding import AnswerBatch
 
 
 class PrintedRows(Rows):
@@ -76,7 +76,7 @@ def decode_run(
         screen: shows the progress.
         on_batch: told the prompts of a batch and the index of the first, before it begins.
     """
-    from ..audit.runner import in_batches
+    from ..audit.decoding import in_batches
 
     first = number * len(prompts)
     done = {index - first for index in rows.rows if first <= index < first + len(prompts)}

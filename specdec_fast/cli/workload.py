@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..drafters import Drafter
-    from ..journal import Row
     from ..result import RowResult
+    from .journal import Row
 
 
 class ModelOptions(Protocol):
@@ -60,7 +60,7 @@ class Workload:
         check_lengths: bool = True,
         skip_errors: bool = False,
     ):
-        from .. import compat
+        from ..integrations import compat
 
         self.prompts, self._options, self._message = prompts, options, message
         self.target, self.tokenizer = self._load(options.target)
@@ -119,7 +119,7 @@ class Workload:
 
     def _say_what_is_not_applied(self) -> None:
         from ..errors import UnappliedSettingsWarning
-        from ..generation import unapplied
+        from ..integrations.generation_config import unapplied
 
         if text := unapplied(self.target):
             self._message(f"warning: {text}")

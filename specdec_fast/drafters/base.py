@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..batch import Batch
+from ..layouts.batch import Batch
 
 
 class Drafts(NamedTuple):

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import compat
-from ..acceptance import greedy_ids
-from ..batch import Batch, Follower
+from ..decoding.acceptance import greedy_ids
 from ..errors import InputError, UnsupportedModelError
+from ..integrations import compat
+from ..layouts.batch import Batch, Follower
 from ..selfcheck import self_check
 from .base import Drafter, DraftRun, Drafts
 

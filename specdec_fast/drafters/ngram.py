@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..batch import Batch
 from ..errors import InputError
+from ..layouts.batch import Batch
 from .base import Drafter, DraftRun, Drafts
 
 

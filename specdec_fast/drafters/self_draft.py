@@ -8,8 +8,8 @@ import re
 from torch import nn
 from transformers import PreTrainedModel
 
-from .. import compat
 from ..errors import InputError
+from ..integrations import compat
 from .model import ModelDrafter
 
 

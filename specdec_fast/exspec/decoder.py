@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..acceptance import Acceptance
-from ..decoder import Decoder
+from ..decoding.acceptance import Acceptance
+from ..decoding.decoder import Decoder
 from ..drafters import Drafter
 from ..errors import InputError
 from ..result import GenerationStats, RequestResult

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from .. import compat
 from ..errors import InputError
+from ..integrations import compat
 from ..result import FinishReason, GenerationStats, RequestRecord, RequestResult
 from ..scheduler import Request
 from ..selfcheck import self_check

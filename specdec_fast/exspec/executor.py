@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..decoder import Decoder
+from ..decoding.decoder import Decoder
+from ..decoding.rounds import Rounds
 from ..drafters import Drafts
-from ..gathered import GatheredPool
-from ..ragged import RaggedPool, Segment
-from ..rounds import Rounds
+from ..layouts.padded.gathered import GatheredPool
+from ..layouts.ragged import RaggedPool, Segment
 from ..scheduler import Outcome, Plan
 from ..scheduler.policy import Limits
 from .request import RequestRow

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..decoding.rounds import Row
 from ..errors import InputError
 from ..result import RequestResult
-from ..rounds import Row
 
 TOKENIZED = "tokenizer(prompt)['input_ids']"
 _KEYS = ("input_ids", "max_new_tokens")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec_fast import reference
-from specdec_fast.ragged import Packing, Segment
+from specdec_fast.layouts.ragged import Packing, Segment
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DIMS = (16, 64, 80, 128)

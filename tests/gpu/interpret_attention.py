@@ -13,12 +13,13 @@ import torch
 
 from gpu import gates
 from gpu.attention_cases import Case, cases, telling
-from specdec_fast.ragged import attention
+from specdec_fast import ops
+from specdec_fast.layouts.ragged import attention
 
 
 def check(case: Case, kernels: ModuleType) -> None:
     kernels.wanted_blocks = lambda device: case.wanted_blocks
-    attention._triton = lambda: kernels.ragged_attention
+    ops.triton_kernel = lambda name, device: kernels
     arguments = case.query, case.k_pool, case.v_pool, case.packing, case.scale
     case.check(attention.ragged_attention(*arguments, **case.options))
 

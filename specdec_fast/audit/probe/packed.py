@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ragged import Packing
+from ...layouts.ragged import Packing
 from .capture import Recorder, RowView
 
 

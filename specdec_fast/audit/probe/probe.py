@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ... import compat, selfcheck
+from ... import selfcheck
 from ...errors import InputError, UnsupportedModelError
-from ...ragged import RaggedCache
+from ...integrations import compat
+from ...layouts.ragged import RaggedCache
 from .alone import AloneRow
 from .capture import Recorder, RowView
 from .check import RowCheck

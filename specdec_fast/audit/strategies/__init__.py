@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...eqspec import EQSpec
+from ...decoding.eqspec import EQSpec
 from .correct import BatchExpansion, MaskedHoles, PaddedEQSpec, Rollback
 from .faults import (
     BSP,

@@ -7,10 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ... import reference
-from ...acceptance import GreedyAcceptance
-from ...cache import PaddedCache
-from ...eqspec import EQSpec
-from ...padded import PaddedBatch, PaddedFollower, PaddedModel
+from ...decoding.acceptance import GreedyAcceptance
+from ...decoding.eqspec import EQSpec
+from ...layouts.padded.batch import PaddedBatch, PaddedFollower, PaddedModel
+from ...layouts.padded.cache import PaddedCache
 from ...prompts import pad_left
 from .holes import HoleBatch
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ... import reference
-from ...acceptance import GreedyAcceptance
-from ...commits import Commit
+from ...decoding.acceptance import GreedyAcceptance
 from ...drafters import DraftRun, ModelDrafter
 from ...errors import InputError
-from ...padded import MaskKind, PaddedBatch
+from ...layouts.padded.batch import MaskKind, PaddedBatch
+from ...operators.commits import Commit
 from ..diagnosis import Invariant
 from ..probe.violation import Kind
 from .correct import PaddedEQSpec

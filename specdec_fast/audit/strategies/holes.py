@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import commits, reference
-from ...padded import MaskKind, PaddedBatch
+from ... import reference
+from ...layouts.padded.batch import MaskKind, PaddedBatch
+from ...operators import commits
 
 
 class HoleBatch(PaddedBatch):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .commits import Commit
+from ..operators.commits import Commit
 
 
 class Batch(ABC):
@@ -61,7 +61,7 @@ class Batch(ABC):
             n_accepted: ``[B]`` int64, or ``None`` for the longest prefix that equals ``target_ids``.
 
         Returns:
-            What :func:`specdec_fast.commits.read` reads; :meth:`advance` follows on the host.
+            What :func:`specdec_fast.operators.commits.read` reads; :meth:`advance` follows on the host.
         """
 
     @abstractmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from .arguments import AttentionArguments, StepArguments
 
 if TYPE_CHECKING:
-    from .ragged import Packing
+    from ..layouts.ragged import Packing
 
 _ELEMENT_SIZES = (1, 2, 4, 8)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from . import compat
-from .errors import UnsupportedModelError
-from .padded import PaddedBatch
+from ..errors import UnsupportedModelError
+from ..integrations import compat
+from .padded.batch import PaddedBatch
 from .ragged import RaggedBatch
 
 BatchType = type[PaddedBatch] | type[RaggedBatch]

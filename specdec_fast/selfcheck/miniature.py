@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from . import compat
+from ..integrations import compat
 
 THRESHOLD = 8
 """Tokens at which windows and the like take effect in a miniature."""

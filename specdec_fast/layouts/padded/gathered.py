@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import compat
-from .padded import PaddedBatch
-from .ragged import Packing, RaggedCache, RaggedModel, RaggedPool, Segment
-from .ragged.cache import RaggedLayer
+from ...integrations import compat
+from ..ragged import Packing, RaggedCache, RaggedModel, RaggedPool, Segment
+from ..ragged.cache import RaggedLayer
+from .batch import PaddedBatch
 
 
 class GatheredLayer(RaggedLayer):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .. import reference
+from ... import reference
+from ...errors import InputError
+from ...operators.commits import Commit, packed
 from ..batch import Batch
-from ..commits import Commit, packed
-from ..errors import InputError
 from .model import RaggedModel
 from .packing import Segment
 
@@ -237,8 +237,7 @@ class RaggedPool(Batch):
 class RaggedBatch(RaggedPool):
     """A rectangle of prompts, all in slots from the start.
 
-    Arguments are those of :class:`~specdec_fast.padded.PaddedBatch`. ``max_position`` is not needed: no row holds more
-    positions than tokens.
+    Arguments are those of ``PaddedBatch``. ``max_position`` is not needed: no row holds more positions than tokens.
     """
 
     smallest_chunk = 1

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops, reference
-from .errors import InputError, UnsupportedModelError
+from .. import ops, reference
+from ..errors import InputError, UnsupportedModelError
 
 
 def realign_cache(

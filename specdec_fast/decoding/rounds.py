@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from . import commits, compat
-from .batch import Batch
+from ..drafters import Drafts
+from ..errors import InputError
+from ..integrations import compat
+from ..layouts.batch import Batch
+from ..operators import commits
+from ..result import GenerationStats, RowResult
+from ..scheduler import Outcome
 from .decoder import Decoder
-from .drafters import Drafts
-from .errors import InputError
-from .result import GenerationStats, RowResult
-from .scheduler import Outcome
 from .timing import StageClock
 
 

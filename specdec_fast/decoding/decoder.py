@@ -6,14 +6,14 @@ import warnings
 
 from transformers import PreTrainedModel
 
-from . import compat
+from ..drafters import Drafter
+from ..drafters.model import as_drafter
+from ..errors import InputError, UnappliedSettingsWarning
+from ..integrations import compat
+from ..integrations.generation_config import refuse_own_inputs, unapplied
+from ..layouts import LAYOUTS, fastest_layout
+from ..selfcheck import traits_on
 from .acceptance import Acceptance, GreedyAcceptance
-from .drafters import Drafter
-from .drafters.model import as_drafter
-from .errors import InputError, UnappliedSettingsWarning
-from .generation import refuse_own_inputs, unapplied
-from .layouts import LAYOUTS, fastest_layout
-from .selfcheck import traits_on
 
 
 class Decoder:

@@ -12,9 +12,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-from .errors import InputError
-from .paths import writing
-from .prompts import Prompt
+from ..errors import InputError
+from ..paths import writing
+from ..prompts import Prompt
 
 Row = dict[str, Any]
 Settings = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .. import compat
+from ...integrations import compat
 from ..batch import Follower
 from . import attention
 from .cache import RaggedCache

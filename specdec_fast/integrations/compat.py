@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, DynamicCache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from .errors import InputError, UnsupportedModelError
+from ..errors import InputError, UnsupportedModelError
 
 _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = ("full_attention", "sliding_attention")

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import compat, ops, reference
-from .batch import Batch, Follower
+from ... import ops, reference
+from ...integrations import compat
+from ...operators.commits import Commit
+from ..batch import Batch, Follower
 from .cache import PaddedCache
-from .commits import Commit
 
 MaskKind = tuple[torch.dtype, int | None]
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import commits, compat
-from .errors import UnsupportedModelError
+from ..errors import UnsupportedModelError
+from ..integrations import compat
+from ..layouts import LAYOUTS
+from ..operators import commits
 from .fingerprint import Fingerprint, Key, can_be_a_counter, differences, fingerprint
-from .layouts import LAYOUTS
 from .miniature import THRESHOLD, build_miniature
 
 _TAIL = 7

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .. import ops
+from ... import ops
 from .packing import Packing
 
 

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .. import checks, compat, ops
+from ... import ops
+from ...integrations import compat
+from ...operators import checks
 from .cache import RaggedCache
 from .packing import Packing
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .audit import AuditReport
+    from . import AuditReport
 
 
 @pytest.fixture(name="assert_output_equivalent")
 def _assert_output_equivalent() -> Callable[..., AuditReport]:
     """Fail unless a batch decoder writes its target's own greedy text (specdec_fast.audit.assert_output_equivalent)."""
-    from .audit import assert_output_equivalent
+    from . import assert_output_equivalent
 
     return assert_output_equivalent

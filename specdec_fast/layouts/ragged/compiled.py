@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from .. import compat
-from ..errors import UnsupportedModelError
+from ...errors import UnsupportedModelError
+from ...integrations import compat
 from .cache import RaggedCache
 from .model import RaggedModel
 from .packing import Packing, Segment

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from .errors import InputError
+from ..errors import InputError
 
 VARIABLE = "SPECDEC_FAST_BACKEND"
 NAMES = ("reference", "cpu", "triton", "cuda")
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _HOW_TO_BUILD = "install with `pip install --no-build-isolation`"
 _UNWANTED = "SPECDEC_FAST_BUILD=none"
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import compat
+from ..drafters import Drafter, Drafts
+from ..errors import InputError, UnsupportedModelError
+from ..integrations import compat
+from ..layouts import LAYOUTS, BatchType, fastest_layout
+from ..layouts.ragged import CompiledBatch
+from ..result import GenerationResult, GenerationStats, RowResult
+from ..selfcheck import self_check
 from .acceptance import Acceptance
 from .decoder import Decoder
-from .drafters import Drafter, Drafts
-from .errors import InputError, UnsupportedModelError
-from .layouts import LAYOUTS, BatchType, fastest_layout
-from .ragged import CompiledBatch
-from .result import GenerationResult, GenerationStats, RowResult
 from .rounds import Rounds, Row
-from .selfcheck import self_check
 
 
 class EQSpec(Decoder):

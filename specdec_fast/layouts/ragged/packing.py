@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..errors import InputError
+from ...errors import InputError
 
 
 class Segment(NamedTuple):

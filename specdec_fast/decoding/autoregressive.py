@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from .errors import UnappliedSettingsWarning
-from .generation import unapplied
-from .result import GenerationResult, GenerationStats, RowResult
+from ..errors import UnappliedSettingsWarning
+from ..integrations.generation_config import unapplied
+from ..result import GenerationResult, GenerationStats, RowResult
 
 
 def generate(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
 
+from ..errors import UnsupportedModelError
 from . import compat
-from .errors import UnsupportedModelError
 
 # read only with do_sample=True, which counts by itself
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}

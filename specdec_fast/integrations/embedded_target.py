@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from .errors import InputError
-from .paths import CACHE_VARIABLE, cache_folder
+from ..errors import InputError
+from ..paths import CACHE_VARIABLE, cache_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from .result import STAGES
+from ..result import STAGES
 
 
 class StageClock:

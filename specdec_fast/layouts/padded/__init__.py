@@ -1,0 +1,1 @@
+"""The padded layout: rows share a right edge."""

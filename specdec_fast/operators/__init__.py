@@ -1,0 +1,1 @@
+"""Operators below their public face, `specdec_fast.ops`: arguments, checks, backends."""
