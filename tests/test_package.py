@@ -183,3 +183,53 @@ def test_a_docstring_names_the_thing_or_says_what_it_does():
     assert not [
         f"{path}: {name}: {text}" for path in paths for name, text in docstrings(ROOT / path) if QUESTION.match(text)
     ]
+
+
+# folder or file: what it must not import
+IMPORT_RULES = {
+    "ops.py": {"transformers"},
+    "reference.py": {"transformers"},
+    "operators": {"transformers"},
+    "scheduler": {"transformers", "torch"},
+    "prompts": {"transformers", "torch"},
+    "layouts": {"decoding", "exspec", "drafters", "audit", "cli"},
+    "decoding": {"exspec", "audit", "cli"},
+    "exspec": {"audit", "cli"},
+    "drafters": {"exspec", "audit", "cli"},
+    "audit": {"cli"},
+}
+
+
+def imported(path):
+    """Names that a module of the package imports when it is loaded: other packages, and the package's own folders."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            parts = [*base, *(node.module or "").split(".")]
+            yield parts[1] if node.level and len(parts) > 1 and parts[1] else parts[0]
+            if node.level and parts in (["specdec_fast", ""], ["specdec_fast"]):
+                yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("where", IMPORT_RULES)
+def test_import_rules(where):
+    place = ROOT / "specdec_fast" / where
+    files = [place] if place.suffix else sorted(place.rglob("*.py"))
+    assert files and all(set(imported(file)) for file in files if file.name != "__init__.py")
+    broken = {file.name: found for file in files if (found := set(imported(file)) & IMPORT_RULES[where])}
+    assert not broken
+
+
+def test_kernels_include_no_torch_header():
+    assert not [path for path in (ROOT / "csrc/cuda").glob("*.cuh") if "<torch" in path.read_text()]
+
+
+def test_every_path_of_the_map_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.[a-z]+|/))`", text)) - {".ci/run"}
+    roots = [ROOT, ROOT / "specdec_fast", ROOT / "csrc/cuda", *(ROOT / "tests", ROOT / "specdec_fast/integrations")]
+    assert len(named) > 30
+    assert not [name for name in named if not any((root / name).exists() for root in roots)]
