@@ -10,26 +10,23 @@ from .acceptance import (
     BatchMinimum,
     BonusIndexClamped,
     BonusOfRowAbove,
+    FirstDraftUnverified,
     GapsAccepted,
     LateBonus,
     TopTwoAccepted,
 )
 from .base import HeldOut
 from .columns import (
+    CroppedToBestRow,
     FirstColumnLost,
     FirstDraftTwice,
     FirstRejectedKept,
     LastDraftDropped,
+    LongestRowUncropped,
     NothingAcceptedNothingCropped,
-    SinkTwice,
-)
-from .fourth import (
-    CroppedToBestRow,
-    DraftsShareOpeningPosition,
-    FirstDraftUnverified,
+    OneDraftEntryKept,
     OpeningEntryLost,
-    PaddingForgottenOnShrink,
-    TailChannelsNotMoved,
+    SinkTwice,
 )
 from .kv_cache import (
     CacheNotCompacted,
@@ -38,28 +35,33 @@ from .kv_cache import (
     KeysScaledAgain,
     LayerNotMoved,
     NeighboursExchanged,
+    NewestValuesExchanged,
     OpeningValueOverwritten,
     RoundedMove,
+    StaleBonus,
+    TailChannelsNotMoved,
     ValuesNotMoved,
 )
-from .mask import DraftsAsSiblings, FutureVisible, LastChunkUnmasked, PaddingEdgeVisible, ShortWindow
+from .mask import (
+    DraftsAsSiblings,
+    FutureVisible,
+    LastChunkUnmasked,
+    PaddingEdgeVisible,
+    PaddingForgottenOnShrink,
+    ParentHidden,
+    ShortWindow,
+)
 from .positions import (
+    DraftsShareOpeningPosition,
     OnePositionPerBlock,
     PositionsEndWithPrompt,
     PositionsNotCompacted,
+    PositionsPauseAfterMove,
     PromptPaddingCounted,
     SharedPositionCounter,
 )
 from .rows import FinishOrder, LongestFirst, SlotsMisread
 from .stopping import EosDropped, FirstEosEndsAll, FirstEosIdOnly, OnlyBonusStops, RejectedEosStops, TokensAfterEos
-from .third import (
-    LongestRowUncropped,
-    NewestValuesExchanged,
-    OneDraftEntryKept,
-    ParentHidden,
-    PositionsPauseAfterMove,
-    StaleBonus,
-)
 
 __all__ = ["FOURTH", "HELD_OUT", "SECOND", "THIRD", "HeldOut"]
 

@@ -152,3 +152,24 @@ class BatchMinimum(HeldOut):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs, acceptance=_MinimumAcceptance())
+
+
+class _FirstTrustedAcceptance(GreedyAcceptance):
+    def __call__(self, draft_ids: Tensor, limit: Tensor, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        target_ids, _ = super().__call__(draft_ids, limit, logits)
+        position = torch.arange(draft_ids.shape[1], device=limit.device)
+        matches = (draft_ids == target_ids[:, :-1]) | (position == 0)
+        return target_ids, (matches & (position < limit[:, None])).long().cumprod(1).sum(1)
+
+
+class FirstDraftUnverified(HeldOut):
+    """A row's first draft is always kept; those after it are compared with the target's choices.
+
+    From a comparison that begins at the second fed token, since the first is known to be right.
+    """
+
+    kind = "wrong_token"
+    suspect = "acceptance"
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs, acceptance=_FirstTrustedAcceptance())

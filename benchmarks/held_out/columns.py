@@ -134,3 +134,72 @@ class SinkTwice(HeldOut):
     kind = "duplicated_token"
     suspect = "kv_cache"
     batch_type = _SinkTwiceBatch
+
+
+class _OneDraftEntryBatch(OverlayBatch):
+    def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
+        offset = torch.arange(num_drafts, device=n_accepted.device)
+        block = self.wrong[: len(n_accepted), self.end : self.end + num_drafts]
+        block |= (offset > 0) & (offset < n_accepted[:, None])
+
+
+class OneDraftEntryKept(HeldOut):
+    """Of a round's accepted drafts, only the first keeps its entry; position IDs count the text.
+
+    From a cache that grows by one entry for every row with an accepted draft, whatever their number.
+    """
+
+    kind = "lost_token"
+    suspect = "kv_cache"
+    batch_type = _OneDraftEntryBatch
+
+
+class _LongestUncroppedBatch(OverlayBatch):
+    def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
+        longest = self.length == self.length.amax()
+        self.mark(longest & (n_accepted == 0) & (num_drafts > 0), torch.full_like(n_accepted, self.end))
+
+
+class LongestRowUncropped(HeldOut):
+    """If the longest row accepts no draft, its first one stays visible; position IDs count the text.
+
+    From a crop that is given as padding on the other rows, of which the longest is taken to need none.
+    """
+
+    kind = "kept_rejected_token"
+    suspect = "kv_cache"
+    batch_type = _LongestUncroppedBatch
+
+
+class _OpeningLostBatch(OverlayBatch):
+    def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
+        self.mark((n_accepted == 0) & (num_drafts > 0), torch.full_like(n_accepted, self.end - 1))
+
+
+class OpeningEntryLost(HeldOut):
+    """A row that accepts no draft loses the entry of the token before its drafts; position IDs count the text.
+
+    From a rollback of as many entries as were fed, where all drafts are rejected.
+    """
+
+    kind = "lost_token"
+    suspect = "kv_cache"
+    batch_type = _OpeningLostBatch
+
+
+class _BestRowCropBatch(OverlayBatch):
+    def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
+        offset = torch.arange(num_drafts, device=n_accepted.device)
+        block = self.wrong[: len(n_accepted), self.end : self.end + num_drafts]
+        block |= (offset >= n_accepted[:, None]) & (offset < n_accepted.amax())
+
+
+class CroppedToBestRow(HeldOut):
+    """Rejected drafts stay visible as far as the best row's accepted ones reach; position IDs count the text.
+
+    From a cache that can be cropped for the whole batch only.
+    """
+
+    kind = "kept_rejected_token"
+    suspect = "kv_cache"
+    batch_type = _BestRowCropBatch

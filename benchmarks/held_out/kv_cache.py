@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec_fast import reference
 from specdec_fast.layouts.padded.batch import PaddedBatch
 
 from .base import HeldOut
@@ -171,3 +172,62 @@ class NeighboursExchanged(HeldOut):
     kind = "other_row"
     suspect = "kv_cache"
     batch_type = _ExchangedNeighboursBatch
+
+
+class _ExchangedValuesBatch(SpoiledMoveBatch):
+    def spoil(self, kv: list[Tensor], before: list[Tensor], moved: Tensor) -> None:
+        rows = moved.nonzero()[:, 0]
+        # the newest token has no entry yet
+        newest = (self.start + self.length)[rows] - 2
+        values = kv[-1]
+        last, previous = values[rows, :, newest], values[rows, :, newest - 1]
+        values[rows, :, newest], values[rows, :, newest - 1] = previous, last
+
+
+class NewestValuesExchanged(HeldOut):
+    """In a row that is moved, the values of the two newest entries change places in the last layer; keys do not.
+
+    From a copy of values in pairs that is unrolled the wrong way round at the end of the buffer.
+    """
+
+    kind = "wrong_kv"
+    suspect = "kv_cache"
+    batch_type = _ExchangedValuesBatch
+
+
+class _StaleBonusBatch(PaddedBatch):
+    def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
+        if draft_ids.shape[1]:
+            n_accepted, _ = reference.accept_greedy(draft_ids, target_ids, limit)
+            stale = torch.where(n_accepted == 0, self.tokens[: len(self), self.end - 1], target_ids[:, 0])
+            target_ids = torch.cat([stale[:, None], target_ids[:, 1:]], 1)
+        return super().commit(draft_ids, target_ids, limit, n_accepted)
+
+
+class StaleBonus(HeldOut):
+    """A row that accepts no draft commits the bonus of the round before again.
+
+    From a buffer of bonus tokens that is written only for rows with an accepted draft.
+    """
+
+    kind = "wrong_token"
+    suspect = "acceptance"
+    batch_type = _StaleBonusBatch
+
+
+class _TailNotMovedBatch(SpoiledMoveBatch):
+    def spoil(self, kv: list[Tensor], before: list[Tensor], moved: Tensor) -> None:
+        for x, unmoved in zip(kv, before):
+            tail = x.shape[-1] * 3 // 4
+            x[..., tail:] = unmoved[..., tail:]
+
+
+class TailChannelsNotMoved(HeldOut):
+    """Of every entry that is realigned, the last quarter of the channels stays behind.
+
+    From a copy in wide words, of as many as fit a head of another size.
+    """
+
+    kind = "wrong_kv"
+    suspect = "kv_cache"
+    batch_type = _TailNotMovedBatch

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec_fast import reference
 from specdec_fast.layouts.padded.batch import MaskKind, PaddedBatch
+from specdec_fast.operators.commits import Commit
 
 from .base import HeldOut
 from .overlay import OverlayBatch
@@ -108,3 +109,55 @@ class LastChunkUnmasked(HeldOut):
     kind = "visible_padding"
     suspect = "padding"
     batch_type = _LastChunkBatch
+
+
+class _ParentHiddenBatch(PaddedBatch):
+    def mask(self, kind: MaskKind, first: int, count: int) -> Tensor:
+        mask = super().mask(kind, first, count)
+        if first == self.first_column:
+            return mask
+        seen = ~torch.ones(count, count, dtype=torch.bool, device=mask.device).tril(-1).triu(-1)
+        block = torch.minimum(mask[..., -count:], reference.mask_values(seen, mask.dtype))
+        return torch.cat([mask[..., :-count], block], -1)
+
+
+class ParentHidden(HeldOut):
+    """In a verify, every draft sees itself and all that is before it, except for the token right before it.
+
+    From a strict triangle to which the diagonal is added where the one below it belongs.
+    """
+
+    kind = "wrong_mask"
+    suspect = "acceptance"
+    batch_type = _ParentHiddenBatch
+
+
+class _ForgottenPaddingBatch(OverlayBatch):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.forgotten = False
+
+    def seen_columns(self, stop: int) -> Tensor:
+        seen = super().seen_columns(stop)
+        if not self.forgotten:
+            return seen
+        return seen | (torch.arange(stop, device=seen.device) < self.start[:, None])
+
+    def spoil(self, n_accepted: Tensor, num_drafts: int) -> None:
+        pass
+
+    def advance(self, commits: list[Commit]) -> list[int]:
+        order = super().advance(commits)
+        self.forgotten |= len(order) < len(commits)
+        return order
+
+
+class PaddingForgottenOnShrink(HeldOut):
+    """Once a row of the batch has finished, the rows that remain see the padding of their prompts.
+
+    From a mask that is built anew for the smaller batch, of the cache's width and without the prompts' own mask.
+    """
+
+    kind = "visible_padding"
+    suspect = "padding"
+    batch_type = _ForgottenPaddingBatch

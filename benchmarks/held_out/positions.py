@@ -116,3 +116,51 @@ class OnePositionPerBlock(HeldOut):
     kind = "wrong_position"
     suspect = "position_ids"
     batch_type = _BlockPositionBatch
+
+
+class _PausedPositionsBatch(PaddedBatch):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.lag = torch.zeros_like(self.start)
+
+    def position_ids(self, first: int, count: int, max_position: int) -> Tensor:
+        return (super().position_ids(first, count, max_position) - self.lag[:, None]).clamp(min=0)
+
+    def commit(self, draft_ids: Tensor, target_ids: Tensor, limit: Tensor, n_accepted: Tensor | None) -> Tensor:
+        before = self.start
+        summary = super().commit(draft_ids, target_ids, limit, n_accepted)
+        self.lag = (summary[:, 0] + 1) * (self.start != before)
+        return summary
+
+    def _keep_rows(self, keep: list[int]) -> list[int]:
+        order = super()._keep_rows(keep)
+        self.lag = self.lag[order]
+        return order
+
+
+class PositionsPauseAfterMove(HeldOut):
+    """In the round after a row was moved, its position IDs are those of the round before once more.
+
+    From position IDs that are brought up to date where rows stay, and a round later where they move.
+    """
+
+    kind = "wrong_position"
+    suspect = "position_ids"
+    batch_type = _PausedPositionsBatch
+
+
+class _LowDraftPositionsBatch(PaddedBatch):
+    def position_ids(self, first: int, count: int, max_position: int) -> Tensor:
+        column = torch.arange(first, first + count, device=self.device)
+        return (super().position_ids(first, count, max_position) - (column >= self.end).long()).clamp(min=0)
+
+
+class DraftsShareOpeningPosition(HeldOut):
+    """The first draft has the position ID of the token before it, and the other drafts follow on from there.
+
+    From position IDs of a block that begin anew, at the text's length less one, behind the token that opens it.
+    """
+
+    kind = "wrong_position"
+    suspect = "position_ids"
+    batch_type = _LowDraftPositionsBatch
