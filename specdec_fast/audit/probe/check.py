@@ -89,9 +89,10 @@ class RowCheck:
         if not origins:
             if not (value.isfinite().all() and key.isfinite().all()):
                 return violation("wrong_kv", "its entry is not finite")
-            if not value.any() and self._other_holders:
+            is_empty = not (key.any() or value.any())
+            if is_empty and self._other_holders:
                 return violation("other_row", f"the slot is that of row {self._other_holders[0]}, and empty here")
-            if not value.any():
+            if is_empty:
                 return violation("visible_padding", "a column is seen whose entry is all zeros")
             right_value = any(origin.token == expected for origin in self.history.find(layer, value))
             if right_value and layer == self._first_layer and self._is_rotated(key, position):
