@@ -22,11 +22,11 @@ from rich.progress import track
 from specdec_fast import reference
 
 from .harness import DispatchCounter, Ratio, alternate, environment, ratio, write_csv, write_json
-from .realign_methods import CENTRE, Aligned, Batch, Case, Commit, Verdict, gather, kernels, naive, roll
+from .realign_methods import CENTRE, Aligned, Batch, Case, Commit, Judged, gather, kernels, naive, roll
 from .realign_report import plot, show
 
 Key = tuple[str, str]
-Method = Callable[[Batch, Verdict], Aligned]
+Method = Callable[[Batch, Judged], Aligned]
 Record = dict[str, Any]
 
 LAYOUTS = {"minimal": 0, "packed": 1}
@@ -82,7 +82,7 @@ def measure(case: Case, steps: dict[str, Callable[..., None]], device: torch.dev
     return records
 
 
-def check_and_count(methods: dict[Key, Method], batch: Batch, verdicts: list[Verdict]) -> dict[Key, tuple[int, int]]:
+def check_and_count(methods: dict[Key, Method], batch: Batch, verdicts: list[Judged]) -> dict[Key, tuple[int, int]]:
     """Operators and host reads of every method, the most of any verdict.
 
     A bit that differs from the reference ends the benchmark.
@@ -115,14 +115,14 @@ def same_content(aligned: Aligned, expected: Aligned, columns: list[int]) -> boo
     )
 
 
-def same_metadata(batch: Batch, verdict: Verdict, placement: int) -> bool:
+def same_metadata(batch: Batch, verdict: Judged, placement: int) -> bool:
     truth = Batch(replace(batch.case, layers=0), batch.device)
     truth.fill()
     Commit(reference.realign_step_, placement)(truth, verdict)
     return all(map(torch.equal, batch.metadata, truth.metadata))
 
 
-def columns_written(method: Method, case: Case, verdicts: list[Verdict]) -> np.ndarray:
+def columns_written(method: Method, case: Case, verdicts: list[Judged]) -> np.ndarray:
     """KV columns that ``method`` writes after each verdict: those that change in place, or all of a new cache."""
     # what it writes does not depend on layers, heads and dim
     thin = Batch(replace(case, layers=1, heads=1, head_dim=1), verdicts[0].n_accepted.device)
@@ -136,7 +136,7 @@ def columns_written(method: Method, case: Case, verdicts: list[Verdict]) -> np.n
     return np.array(counts)
 
 
-def valid_columns(case: Case, verdicts: list[Verdict]) -> np.ndarray:
+def valid_columns(case: Case, verdicts: list[Judged]) -> np.ndarray:
     return np.array([case.batch_size * case.content + v.n_accepted.sum().item() for v in verdicts])
 
 
@@ -159,7 +159,7 @@ def copy_of(sizes: np.ndarray, device: torch.device) -> Callable[[], None]:
 
 
 def time_in_turns(
-    methods: dict[Key, Method], batch: Batch, verdicts: list[Verdict], floor: Callable[[], None], repeats: int
+    methods: dict[Key, Method], batch: Batch, verdicts: list[Judged], floor: Callable[[], None], repeats: int
 ) -> dict[Key, list[float]]:
     """Seconds per verdict of every method, and of ``floor``."""
 

@@ -48,7 +48,7 @@ class Case:
 CENTRE = Case(batch_size=8, content=512)
 
 
-class Verdict(NamedTuple):
+class Judged(NamedTuple):
     """A verify's result: ``n_accepted`` ``[B]``, and the ``target_ids`` ``[B, K + 1]`` that lead to it."""
 
     n_accepted: Tensor
@@ -87,11 +87,11 @@ class Batch:
             first += x.numel()
         torch.arange(self.tokens.numel(), out=self.tokens.flatten())
 
-    def verdicts(self, generator: np.random.Generator, count: int) -> list[Verdict]:
+    def verdicts(self, generator: np.random.Generator, count: int) -> list[Judged]:
         n_accepted = torch.from_numpy(self.case.draw(generator, count)).to(self.device)
         position = torch.arange(self.case.num_drafts + 1, device=self.device)
         # every draft is 0
-        return [Verdict(n, (position >= n[:, None]).long()) for n in n_accepted]
+        return [Judged(n, (position >= n[:, None]).long()) for n in n_accepted]
 
     @property
     def metadata(self) -> list[Tensor]:
@@ -109,7 +109,7 @@ class Commit:
     kernel: Callable[..., None]
     placement: int
 
-    def __call__(self, batch: Batch, verdict: Verdict) -> Aligned:
+    def __call__(self, batch: Batch, verdict: Judged) -> Aligned:
         # fmt: off
         self.kernel(
             batch.caches, batch.tokens, batch.draft_ids, verdict.target_ids, batch.limit, batch.max_length,
@@ -120,7 +120,7 @@ class Commit:
         return Aligned(batch.caches, batch.new_start)
 
 
-def naive(batch: Batch, verdict: Verdict) -> Aligned:
+def naive(batch: Batch, verdict: Judged) -> Aligned:
     """The published approach: new zeros for every layer, then a slice copy for each row; KV only."""
     columns = batch.length + verdict.n_accepted
     width = columns.max().item()
@@ -139,7 +139,7 @@ def naive(batch: Batch, verdict: Verdict) -> Aligned:
     return Aligned(realigned, new_first)
 
 
-def gather(batch: Batch, verdict: Verdict) -> Aligned:
+def gather(batch: Batch, verdict: Judged) -> Aligned:
     """One vectorised copy of a layer, at full capacity so that no width is read back; KV only."""
     rows, heads, capacity, _ = batch.caches[0].shape
     shift = verdict.n_accepted.max() - verdict.n_accepted
@@ -150,7 +150,7 @@ def gather(batch: Batch, verdict: Verdict) -> Aligned:
     return Aligned([x.flatten(0, 2).index_select(0, index).view_as(x) for x in batch.caches], batch.start + shift)
 
 
-def roll(batch: Batch, verdict: Verdict) -> Aligned:
+def roll(batch: Batch, verdict: Judged) -> Aligned:
     """torch.roll of each row that moves, over all its columns; shifts are read once; KV only."""
     shift = verdict.n_accepted.max() - verdict.n_accepted
     moves = [(row, by) for row, by in enumerate(shift.tolist()) if by]

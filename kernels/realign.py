@@ -117,7 +117,7 @@ _WRITTEN = ["tokens", "new_start", "new_length", "position_ids", "summary"]
 _COUNTS = ["rows", "drafts", "stops", "queries", "mask_count", "heads", "max_position"]
 
 
-# one compilation serves all sizes and addresses
+# one compilation serves all sizes and addresses; the parameters stay single, as tuples could not be tried on Triton 3.6
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=_READ + _WRITTEN)
 def realign_step_kernel(
     strips,

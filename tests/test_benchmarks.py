@@ -32,7 +32,7 @@ FIELDS = "backend method batch_size content median_ms floor_ms naive_ms bytes_mo
 def verdict_of(batch, n_accepted):
     """The verdict that accepts ``n_accepted``."""
     n = torch.tensor(n_accepted)
-    return realign_methods.Verdict(n, (torch.arange(batch.case.num_drafts + 1) >= n[:, None]).long())
+    return realign_methods.Judged(n, (torch.arange(batch.case.num_drafts + 1) >= n[:, None]).long())
 
 
 @pytest.fixture

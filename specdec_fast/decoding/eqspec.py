@@ -17,7 +17,7 @@ from ..layouts.ragged import CompiledBatch
 from ..result import GenerationResult, GenerationStats, RowResult
 from ..selfcheck import self_check
 from .acceptance import Acceptance
-from .decoder import Decoder
+from .base import Decoder
 from .rounds import Rounds, Row
 
 

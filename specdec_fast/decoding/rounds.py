@@ -14,7 +14,7 @@ from ..layouts.batch import Batch
 from ..operators import commits
 from ..result import GenerationStats, RowResult
 from ..scheduler import Outcome
-from .decoder import Decoder
+from .base import Decoder
 from .timing import StageClock
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..decoding.acceptance import Acceptance
-from ..decoding.decoder import Decoder
+from ..decoding.base import Decoder
 from ..drafters import Drafter
 from ..errors import InputError
 from ..result import GenerationStats, RequestResult

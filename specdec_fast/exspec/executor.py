@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..decoding.decoder import Decoder
+from ..decoding.base import Decoder
 from ..decoding.rounds import Rounds
 from ..drafters import Drafts
 from ..layouts.padded.gathered import GatheredPool
