@@ -202,22 +202,22 @@ def chunks_see_the_future(monkeypatch):
 
 def gathered_a_column_off(monkeypatch):
     """Rows shorter than the longest land one column too far."""
-    past = gathered.GatheredLayer._past
+    right = gathered.GatheredLayer._gathered
 
     def skewed(self, pool):
-        out, width = past(self, pool), self.get_seq_length()
+        out = right(self, pool)
         for b, s in enumerate(self.cache.segments):
-            if s.start < width:
+            if s.end < out.shape[2]:
                 out[b] = out[b].roll(1, 1)
         return out
 
-    monkeypatch.setattr(gathered.GatheredLayer, "_past", skewed)
+    monkeypatch.setattr(gathered.GatheredLayer, "_gathered", skewed)
 
 
 def padding_is_seen(monkeypatch):
     """Columns that no row has written are attended to."""
-    mask = gathered._mask
-    monkeypatch.setattr(gathered, "_mask", lambda keys, *rest: mask(keys.clamp(min=0), *rest))
+    right = gathered.reference.attention_mask
+    monkeypatch.setattr(gathered.reference, "attention_mask", lambda start, *rest: right(start * 0, *rest))
 
 
 def text_for_positions(monkeypatch):

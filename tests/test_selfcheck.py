@@ -9,7 +9,7 @@ import transformers
 from decoding import plant_in_attention
 from tiny_models import greedy_oracle, make_model, make_prompts
 
-from specdec_fast import EQSpec, ModelDrafter, NgramDrafter, ops, selfcheck
+from specdec_fast import EQSpec, EXSpec, ModelDrafter, NgramDrafter, ops, selfcheck
 from specdec_fast.errors import UnsupportedModelError
 from specdec_fast.layouts import LAYOUTS, fastest_layout
 from specdec_fast.layouts.ragged import Packing, attention
@@ -119,9 +119,14 @@ def test_other_architectures_equal_greedy(name, extra):
     for weight in model.parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.2)
-    want = greedy_oracle(model, make_prompts([12], 0)[0], 20)
+    prompts = make_prompts([12, 3, 7, 20, 1], 0)
+    want = [greedy_oracle(model, prompt, 20) for prompt in prompts]
     for layout in LAYOUTS if model._can_set_attn_implementation() else ["padded"]:
-        assert generate(model, layout).rows[0].token_ids == want
+        assert generate(model, layout).rows[0].token_ids == want[0]
+        rows = EXSpec(model, NgramDrafter(), layout=layout, batch_size=3).generate_all(
+            prompts, max_new_tokens=20, eos_token_id=[]
+        )
+        assert [row.token_ids for row in rows] == want
 
 
 @pytest.mark.parametrize(("name", "extra"), [("Bloom", {"n_layer": 2, "n_head": 2}), ("Falcon", {"alibi": True})])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ... import reference
 from ...integrations import compat
 from ..ragged import Packing, RaggedCache, RaggedModel, RaggedPool, Segment
 from ..ragged.cache import RaggedLayer
@@ -17,27 +18,26 @@ class GatheredLayer(RaggedLayer):
     """A layer of the pool that attention sees as a padded batch of the forward's rows."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write ``[B, H, Q, D]``, right-aligned as the rows are; returns ``[B, H, P + Q, D]``."""
+        """Write ``[B, H, Q, D]``, of which each row's newest tokens come last; returns ``[B, H, C, D]``."""
         segments, width = self.cache.segments, key_states.shape[2]
         packed = [
             torch.cat([x[b, :, width - s.size :] for b, s in enumerate(segments)], 1)[None]
             for x in (key_states, value_states)
         ]
         super().update(*packed)
-        keys, values = (
-            torch.cat([self._past(pool), x], 2) for pool, x in ((self.keys, key_states), (self.values, value_states))
-        )
-        return keys, values
+        return self._gathered(self.keys), self._gathered(self.values)
 
     def get_seq_length(self) -> int:
-        return max((s.start for s in self.cache.segments), default=0)
+        packing = self.cache.packing
+        return packing.longest - packing.most_tokens if packing else 0
 
-    def _past(self, pool: Tensor) -> Tensor:
-        segments, width = self.cache.segments, self.get_seq_length()
-        past = pool.new_zeros(len(segments), pool.shape[1], width, pool.shape[3])
+    def _gathered(self, pool: Tensor) -> Tensor:
+        segments = self.cache.segments
+        columns = max(s.end for s in segments)
+        batch = pool.new_zeros(len(segments), pool.shape[1], columns, pool.shape[3])
         for b, s in enumerate(segments):
-            past[b, :, width - s.start :] = pool[s.slot, :, : s.start]
-        return past
+            batch[b, :, columns - s.end :] = pool[s.slot, :, : s.end]
+        return batch
 
 
 class GatheredCache(RaggedCache):
@@ -59,32 +59,29 @@ class GatheredModel(RaggedModel):
     def _logits(self, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:
         # prompts are much longer than drafts, so they run by themselves
         parts = [[i for i, s in enumerate(packing.segments) if (s.start == 0) == new] for new in (True, False)]
-        texts = ids.split([s.size for s in packing.segments])
         logits: dict[int, Tensor] = {}
         for part in filter(None, parts):
             chosen = self._pack([packing.segments[i] for i in part], [packing.keep[i] for i in part])
-            logits |= zip(part, self._forward([texts[i] for i in part], chosen), strict=True)
-        return torch.cat([logits[i] for i in range(len(texts))])
+            logits |= zip(part, self._forward(chosen), strict=True)
+        return torch.cat([logits[i] for i in range(len(packing.segments))])
 
-    def _forward(self, texts: Sequence[Tensor], packing: Packing) -> list[Tensor]:
-        """Logits ``[keep_b, V]`` of each row."""
-        segments, keep = packing.segments, max(packing.keep)
-        past, width = max(s.start for s in segments), packing.most_tokens
-        ids = texts[0].new_zeros(len(segments), width)
-        # position of each column, of padding -1
-        columns = ids.new_full((len(segments), past + width), -1)
-        for b, (s, text) in enumerate(zip(segments, texts, strict=True)):
-            ids[b, width - s.size :] = text
-            columns[b, past - s.start : past] = torch.arange(s.start, device=ids.device)
-            columns[b, past + width - s.size :] = torch.arange(s.start, s.end, device=ids.device)
-        positions = columns[:, past:].clamp(0, self.traits.max_position)
-        windows, dtype = self.traits.windows, self.model.dtype
-        masks = {name: _mask(columns, columns[:, past:], window, dtype) for name, window in windows.items()}
+    def _forward(self, packing: Packing) -> list[Tensor]:
+        """Logits ``[keep_b, V]`` of each row. Rows with fewer new tokens than others feed older ones again."""
+        segments, traits, end, width = packing.segments, self.traits, packing.longest, packing.most_tokens
+        slot, start = self.pool.tokens.new_tensor([(s.slot, end - s.end) for s in segments]).T
+        first = end - width
+        position = reference.position_ids(start, first, width, end)
+        ids = self.pool.tokens[slot[:, None], position].clamp_(max=self._last_id)
+        masks = {
+            name: reference.attention_mask(start, first, width, 0, self.model.dtype, window)
+            for name, window in traits.windows.items()
+        }
         self.pool.bytes_moved += sum(s.start for s in segments) * self.cache.bytes_per_column
         self.cache.packing = packing
         try:
             with compat.turn():
-                logits = compat.call(self.model, self.traits, self.cache, ids, positions, masks, max(keep, 1))
+                positions = position.clamp_(max=traits.max_position)
+                logits = compat.call(self.model, traits, self.cache, ids, positions, masks, max(1, *packing.keep))
         finally:
             self.cache.packing = None
         return [x[len(x) - n :] for x, n in zip(logits, packing.keep, strict=True)]
@@ -96,10 +93,3 @@ class GatheredPool(RaggedPool):
     layout = PaddedBatch.layout
     needs = PaddedBatch.needs
     model_type = GatheredModel
-
-
-def _mask(keys: Tensor, queries: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Additive mask ``[B, 1, Q, P + Q]`` of positions ``keys`` for positions ``queries``; -1 is padding."""
-    distance = queries[:, :, None] - keys[:, None]
-    visible = (keys[:, None] >= 0) & (distance >= 0) & (distance < (window or torch.inf))
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
